@@ -1,0 +1,37 @@
+# Everything happens in .venv, which the first command makes.
+PYTHON ?= python3
+BIN := .venv/bin
+READY := .venv/.ready
+
+.PHONY: help demo test lint format bench docs clean
+
+help:           ## this list
+	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+demo: $(READY)  ## FedAvg and FedCSD on label-skewed digits: progress, a table and a picture
+	@$(BIN)/fedcsd compare demo.toml --methods fedavg,fedcsd --seeds 0,1,2 --out runs/demo --overwrite
+
+test: $(READY)  ## the whole test suite
+	@$(BIN)/python -m pytest -n 2
+
+lint: $(READY)  ## style and types
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+
+format: $(READY) ## put the code into the house style
+	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
+
+bench: $(READY) ## the speed and robustness claims, measured here (several minutes)
+	@$(BIN)/python benchmarks/plain_loop.py && $(BIN)/python benchmarks/kill_and_resume.py
+
+docs: $(READY)  ## check that the links in the documentation lead somewhere
+	@$(BIN)/python -m pytest tests/test_docs.py
+
+clean:          ## remove the environment and what tools left behind
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "fedcsd needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 $(MAKECMDGOALS)"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "Installing fedcsd and its dependencies into .venv (torch is large: this can take some minutes)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $(READY)

@@ -1,0 +1,3 @@
+from fedcsd.cli import main
+
+main()

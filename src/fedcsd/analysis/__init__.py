@@ -1,0 +1,1 @@
+"""What runs show: tables and figures."""

@@ -1,0 +1,219 @@
+"""Clients on this machine's cores: lanes, each a worker process with one thread.
+
+A lane trains one client at a time and takes the next when it is done, so unequal clients need no
+padding. The data set lies in memory once: lanes are forked from the process that loaded it. What a
+lane computes does not depend on which lane it is, so neither does the result.
+"""
+
+import itertools
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
+from typing import Any
+
+import torch
+import torch.multiprocessing  # lets tensors go to spawned processes in shared memory
+
+from fedcsd.errors import RunStopped
+from fedcsd.exchange import Reply, Request, merge
+from fedcsd.packing import pack, unpack
+from fedcsd.training import Site
+from fedcsd.weights import Layout, Values, Weights
+
+DEATHS = 3  # a client that ends its worker this often ends the run
+HELD_BYTES = 1 << 30  # replies that wait for their turn may take this much memory
+
+
+def cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class MethodFailed(RunStopped):
+    """A method's own code raised an exception at a client."""
+
+
+class Lane:
+    """A worker process and the pipe to it."""
+
+    def __init__(self, context: BaseContext, site: Site):
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(  # type: ignore[attr-defined]
+            target=serve, args=(theirs, self.pipe, site), daemon=True
+        )
+        self.process.start()
+        theirs.close()
+        self.request = 0  # the request whose values the lane has
+        self.item: int | None = None  # what it works on
+
+    def stop(self) -> None:
+        self.pipe.close()
+        self.process.kill()
+        self.process.join()
+
+
+def serve(pipe: Connection, theirs: Connection, site: Site) -> None:
+    """A lane's life: answer until the other end is gone. Runs in the worker process."""
+    theirs.close()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    threading.Thread(target=_follow_parent, daemon=True).start()
+    layout = site.network("student").layout
+    request = Request(0, "", {})
+    with suppress(EOFError, OSError):
+        while True:
+            header, values = unpack(pipe.recv_bytes(), layout)
+            if "function" in header:
+                request = Request(header["round"], header["function"], values)
+                continue
+            pipe.send_bytes(_answer(site, request, header["item"], values))
+
+
+def _answer(site: Site, request: Request, item: int, state: Values) -> bytes:
+    try:
+        reply = (
+            site.evaluate(request, item)
+            if request.function == "evaluate"
+            else site.answer(request, item, state)
+        )
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        short = f"{type(error).__name__}: {error} ({os.path.basename(place.filename)}, line {place.lineno})"
+        return pack({"item": item, "error": short, "traceback": traceback.format_exc()}, {})
+    header = {"item": item, "samples": reply.samples, "notes": reply.notes, "problem": reply.problem}
+    values = {f"v.{name}": value for name, value in reply.values.items()} | {
+        f"s.{name}": value for name, value in reply.state.items()
+    }
+    return pack(header, values)
+
+
+def _follow_parent() -> None:
+    """End with the main process, even when it is killed while this one is training."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+class LocalBackend:
+    """Deals clients to lanes and gives their replies back in order."""
+
+    def __init__(self, site: Site, layout: Layout, workers: int = 0, start_method: str = ""):
+        method = start_method or ("fork" if sys.platform == "linux" else "spawn")
+        self.context = multiprocessing.get_context(method)
+        self.site, self.layout = site, layout
+        self.requests = itertools.count(1)
+        self.homes: dict[int, Lane] = {}
+        self.round = -1
+        self.lanes = [Lane(self.context, site) for _ in range(workers or cores())]
+
+    def ask(self, request: Request, clients: Sequence[int], states: Mapping[int, Values]) -> Iterator[Reply]:
+        if request.round != self.round:
+            self.round, self.homes = request.round, {}
+        return self._deal(request, clients, states)
+
+    def evaluate(self, round: int, weights: Weights) -> tuple[float, float]:
+        replies = self._deal(
+            Request(round, "evaluate", {"weights": weights}), range(self.site.test_blocks), {}
+        )
+        notes = merge(reply.notes for reply in replies)
+        return notes["accuracy"], notes["loss"]
+
+    def close(self) -> None:
+        for lane in self.lanes:
+            lane.stop()
+
+    def _deal(self, request: Request, items: Sequence[int], states: Mapping[int, Values]) -> Iterator[Reply]:
+        """Give each free lane the next item; yield the replies in the order of `items`."""
+        number = next(self.requests)
+        blob = pack({"round": request.round, "function": request.function}, request.values)
+        waiting, deaths = deque(items), Counter[int]()
+        ready: dict[int, tuple[Reply, int]] = {}
+        for head in items:
+            while head not in ready:
+                for lane in self.lanes:
+                    full = sum(size for _, size in ready.values()) > HELD_BYTES
+                    if lane.item is None and waiting and (not full or head in waiting):
+                        item = head if full else self._choose(lane, waiting, request.function)
+                        waiting.remove(item)
+                        if not self._send(lane, number, blob, item, states.get(item, {})):
+                            self._bury(lane, number, deaths, waiting)
+                for lane, answer in self._collect():
+                    if answer is None:
+                        self._bury(lane, number, deaths, waiting)
+                    elif lane.request == number:  # else it is left over from a request given up
+                        reply = self._reply(answer)
+                        ready[reply.client] = reply, len(answer)
+            yield ready.pop(head)[0]
+
+    def _choose(self, lane: Lane, waiting: deque[int], function: str) -> int:
+        """The next item for a lane; a client goes back to the lane that knows its teacher's outputs."""
+        if function == "evaluate":
+            return waiting[0]
+        own = (item for item in waiting if self.homes.get(item) is lane)
+        free = (item for item in waiting if item not in self.homes)
+        item = next(own, None)
+        item = next(free, waiting[0]) if item is None else item
+        self.homes[item] = lane
+        return item
+
+    def _send(self, lane: Lane, number: int, blob: bytes, item: int, state: Values) -> bool:
+        known, lane.request, lane.item = lane.request == number, number, item
+        try:
+            if not known:
+                lane.pipe.send_bytes(blob)
+            lane.pipe.send_bytes(pack({"item": item}, state))
+        except OSError:
+            return False
+        return True
+
+    def _collect(self) -> Iterator[tuple[Lane, bytes | None]]:
+        """Answers that have arrived; None for a lane that died."""
+        busy = {lane.pipe: lane for lane in self.lanes if lane.item is not None}
+        for pipe in wait(list(busy)):
+            assert isinstance(pipe, Connection)
+            lane = busy[pipe]
+            try:
+                answer = pipe.recv_bytes()
+            except (EOFError, OSError):
+                yield lane, None
+                continue
+            lane.item = None
+            yield lane, answer
+
+    def _reply(self, answer: bytes) -> Reply:
+        header, values = unpack(answer, self.layout)
+        if "error" in header:
+            error = MethodFailed(f"client {header['item']} failed: {header['error']}")
+            error.add_note(header["traceback"])
+            raise error
+        parts: dict[str, dict[str, Any]] = {"v": {}, "s": {}}
+        for name, value in values.items():
+            parts[name[0]][name[2:]] = value
+        notes = {name: (total, count) for name, (total, count) in header["notes"].items()}
+        return Reply(header["item"], header["samples"], parts["v"], notes, parts["s"], header["problem"])
+
+    def _bury(self, lane: Lane, number: int, deaths: Counter[int], waiting: deque[int]) -> None:
+        """Replace a lane that died and put its client back, at most a few times."""
+        lane.process.join(timeout=5)
+        code, item = lane.process.exitcode, lane.item
+        lane.stop()
+        if lane.request == number and item is not None:
+            deaths[item] += 1
+            if deaths[item] >= DEATHS:
+                why = (
+                    "killed, perhaps for want of memory" if code == -signal.SIGKILL else f"exit status {code}"
+                )
+                raise RunStopped(
+                    f"the worker process for client {item} died {DEATHS} times ({why}): try fewer --workers or a smaller --batch-size"
+                )
+            waiting.appendleft(item)
+        self.lanes[self.lanes.index(lane)] = Lane(self.context, self.site)

@@ -1,0 +1,356 @@
+"""The commands. Nothing here imports torch before a command needs it."""
+
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import rich_click as click
+from click.exceptions import Exit
+
+from fedcsd import __version__
+from fedcsd.config import Settings, describe, layered, parse_assignments, read_toml
+from fedcsd.errors import RunStopped, UserError, unknown
+
+click.rich_click.TEXT_MARKUP = "rich"
+click.rich_click.TEXT_PARAGRAPH_LINEBREAKS = "\n\n"
+click.rich_click.MAX_WIDTH = 110
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+GROUPS = {
+    "The federation": ("data", "model", "partition", "clients", "beta", "min_samples", "participation"),
+    "Training": ("rounds", "epochs", "batch_size", "lr", "momentum", "weight_decay", "on_divergence"),
+    "Reproducing": ("seed", "partition_seed", "workers", "checkpoint_every", "track_drift"),
+}
+
+
+def setting_options(*leave_out: str) -> Callable[[Command], Command]:
+    """A command-line option for every setting, with its meaning and default."""
+
+    def decorate(command: Command) -> Command:
+        hints = get_type_hints(Settings)
+        panels = {name: panel for panel, names in GROUPS.items() for name in names}
+        for f in reversed([f for f in fields(Settings) if f.name not in leave_out]):
+            flag, kind = "--" + f.name.replace("_", "-"), hints[f.name]
+            if kind is bool:
+                flag += f"/--no-{flag[2:]}"
+            default = f"  [dim](default: {f.default})[/dim]" if kind is not bool else ""
+            choice = click.Choice(get_args(kind)) if get_origin(kind) is Literal else kind
+            command = click.option(
+                flag,
+                f.name,
+                default=None,
+                type=choice,
+                help=f.metadata["meaning"] + default,
+                panel=panels[f.name],
+            )(command)
+        return command
+
+    return decorate
+
+
+set_option = click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="any setting or option by name, such as method.mu=0.01; may be repeated",
+)
+overwrite_option = click.option("--overwrite", is_flag=True, help="replace what is at --out")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="fedcsd")
+@click.option("--debug", is_flag=True, help="show the traceback of an error (also after a command)")
+def cli(debug: bool) -> None:
+    """Federated learning on skewed data: FedCSD and the methods it is compared with.
+
+    [bold]fedcsd run[/bold] trains one federation, [bold]fedcsd compare[/bold] several methods on the same one. Both need nothing but this
+    package: the data set [bold]digits[/bold] comes with it.
+
+    \b
+      fedcsd compare --methods fedavg,fedcsd --rounds 20 --out runs/try
+      fedcsd show runs/try
+    """
+
+
+@cli.command()
+@click.argument("experiment", required=False, type=click.Path(path_type=Path), metavar="[EXPERIMENT.toml]")
+@click.option(
+    "--method",
+    metavar="NAME",
+    help="method to train with  [dim](default: fedcsd; see `fedcsd list methods`)[/dim]",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="run directory  [dim](default: runs/METHOD-DATA, numbered)[/dim]",
+)
+@overwrite_option
+@set_option
+@setting_options()
+def run(
+    experiment: Path | None,
+    method: str | None,
+    out: Path | None,
+    overwrite: bool,
+    assignments: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Train one federation.
+
+    Settings come from the defaults, then EXPERIMENT.toml, then the options here, then --set. A run's
+    own config.toml is a valid EXPERIMENT.toml. Ctrl-C stops cleanly and says how to go on.
+
+    \b
+      fedcsd run --method fedcsd --data digits --clients 10 --beta 0.1 --rounds 30 --out runs/first
+      fedcsd run experiment.toml --set method.mu=0.01 --set rounds=50
+      fedcsd run --data mine.npz --method fedavg
+    """
+    values = gather(experiment, {"method": method} if method else {}, options, assignments)
+    values = layered({"method": "fedcsd"}, values)
+    target = out or free_name(values)
+
+    from fedcsd import experiments
+    from fedcsd.console import Training
+
+    with Training() as training:
+        finished = experiments.start(
+            values,
+            out=target,
+            overwrite=overwrite,
+            on_round=training.follow(str(values["method"].get("name", "fedcsd"))),
+        )
+    show_finished(finished)
+
+
+@cli.command()
+@click.argument("path", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("--rounds", type=int, help="train for this many rounds in all instead of what was asked for")
+@click.option("--workers", type=int, help="worker processes; does not change the result")
+def resume(path: Path, rounds: int | None, workers: int | None) -> None:
+    """Go on with a run that was cut off, to the same weights bit for bit.
+
+    \b
+      fedcsd resume runs/first
+      fedcsd resume runs/first --rounds 100
+    """
+    from fedcsd import experiments
+    from fedcsd.console import Training, say
+    from fedcsd.runs import RunDirectory
+
+    directory = RunDirectory.open(path)
+    summary = directory.summary
+    if summary is not None and (rounds or 0) <= summary["rounds"]:
+        say(
+            f"{path} is finished: {summary['rounds']} rounds. `fedcsd resume {path} --rounds N` trains it for longer."
+        )
+    with Training() as training:
+        follow = training.follow(directory.settings["method"]["name"])
+        finished = experiments.resume(path, rounds=rounds, workers=workers, on_round=follow)
+    show_finished(finished)
+
+
+@cli.command()
+@click.argument("experiment", required=False, type=click.Path(path_type=Path), metavar="[EXPERIMENT.toml]")
+@click.option(
+    "--methods",
+    required=True,
+    metavar="A,B,…",
+    help="methods; the others are compared with the first. Options go behind colons: fedcsd:mu=0.01:tau=4",
+)
+@click.option("--seeds", default="0", metavar="0,1,2", help="training seeds  [dim](default: 0)[/dim]")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("runs/compare"),
+    help="folder of the comparison  [dim](default: runs/compare)[/dim]",
+)
+@overwrite_option
+@set_option
+@setting_options("seed")
+def compare(
+    experiment: Path | None,
+    methods: str,
+    seeds: str,
+    out: Path,
+    overwrite: bool,
+    assignments: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Train several methods on the same federation and put them side by side.
+
+    Each method runs with each seed; the table has mean ± standard deviation and the difference to the
+    first method, paired by seed. The same command again goes on where it was cut off.
+
+    \b
+      fedcsd compare --methods fedavg,fedcsd --seeds 0,1,2 --beta 0.1 --rounds 30 --out runs/compare
+      fedcsd compare --methods fedcsd,fedcsd:mask=none,fedcsd:similarity=false --track-drift
+    """
+    values = gather(experiment, {}, options, assignments)
+    try:
+        numbers = [int(s) for s in seeds.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds takes whole numbers such as 0,1,2, not {seeds!r}") from None
+
+    from fedcsd import comparison as comparing
+    from fedcsd.console import Training
+
+    total = len(comparing.parse_methods(methods)) * len(numbers)
+    started = iter(range(1, total + 1))
+    with Training() as training:
+        result = comparing.compare(
+            methods,
+            numbers,
+            out=out,
+            overwrite=overwrite,
+            on_start=lambda label, seed: training.follow(f"{label} seed {seed}", total - next(started)),
+            **values,
+        )
+    show_comparison(out, result.rows, numbers)
+
+
+@cli.command(name="list")
+@click.argument("what", metavar="methods|datasets|models|partitions")
+def list_(what: str) -> None:
+    """What there is to choose from: methods, datasets, models or partitions."""
+    from fedcsd.console import say, show_table
+
+    kinds = ("methods", "datasets", "models", "partitions")
+    if what not in kinds:
+        raise unknown("list", what, kinds)
+    if what == "methods":
+        from fedcsd.methods import methods
+
+        for name in methods.names:
+            cls = methods.load(name)
+            say(f"[bold]{name}[/bold]  {cls.__doc__}")
+            if options := describe(cls):
+                show_table(["option", "default", "meaning"], options)
+        return
+    show_table([what, ""], list_entries(what))
+    if what == "datasets":
+        say("or an .npz file with x_train, y_train, x_test, y_test")
+
+
+def list_entries(what: str) -> list[tuple[str, str]]:
+    """Name and first line of the docstring."""
+    from fedcsd.data import partitions, sources
+    from fedcsd.models import models
+
+    if what == "partitions":
+        return [(name, _first_line(function)) for name, function in partitions.items()]
+    registry = sources if what == "datasets" else models
+    return [(name, _first_line(registry.load(name))) for name in registry.names]
+
+
+def _first_line(thing: Any) -> str:
+    return (thing.__doc__ or "").strip().splitlines()[0]
+
+
+@cli.command()
+@click.argument("path", type=click.Path(path_type=Path), metavar="RUN")
+def show(path: Path) -> None:
+    """The results of a run or a comparison, finished or not."""
+    if (path / "comparison.json").is_file():
+        from fedcsd.comparison import load_rows
+
+        show_comparison(path, *load_rows(path))
+        return
+
+    from fedcsd.console import say, show_run, sparkline
+    from fedcsd.runs import RunDirectory, summarise
+
+    directory = RunDirectory.open(path)
+    settings, history, summary = directory.settings, directory.history(), directory.summary
+    if not history:
+        say(f"{path} has no finished round yet: `fedcsd resume {path}` goes on with it")
+        return
+    show_run(settings, summary or summarise(history))
+    say(f"accuracy by round  {sparkline([r['test_accuracy'] for r in history])}")
+    if summary is None:
+        say(
+            f"not finished: {len(history)} of {settings['rounds']} rounds. `fedcsd resume {path}` goes on with it"
+        )
+    elif (path / "curves.png").exists():
+        say(f"curves: {path / 'curves.png'}")
+
+
+def gather(
+    experiment: Path | None, named: dict[str, Any], options: dict[str, Any], assignments: tuple[str, ...]
+) -> dict[str, Any]:
+    """All layers of settings on top of each other."""
+    from_file = read_toml(experiment) if experiment else {}
+    given = {key: value for key, value in options.items() if value is not None}
+    return layered(from_file, named, given, parse_assignments(assignments))
+
+
+def free_name(values: dict[str, Any]) -> Path:
+    """A run directory that does not exist yet."""
+    base = f"{values['method']['name']}-{Path(str(values.get('data', 'digits'))).stem}"
+    names = (Path("runs") / (base if n == 1 else f"{base}-{n}") for n in range(1, 10_000))
+    return next(path for path in names if not path.exists())
+
+
+def show_finished(finished: Any) -> None:
+    from fedcsd.analysis.curves import plot_curves
+    from fedcsd.console import say, show_run
+
+    show_run(finished.settings, finished.summary)
+    label = finished.settings["method"]["name"]
+    picture = plot_curves({label: [finished.history]}, finished.path / "curves.png")
+    say(f"run:    {finished.path}")
+    say(f"curves: {picture}")
+
+
+def show_comparison(path: Path, rows: Sequence[Any], seeds: Sequence[int]) -> None:
+    from fedcsd.comparison import table
+    from fedcsd.console import say, show_table
+
+    show_table(*table(rows))
+    over = f"seed {seeds[0]}"
+    if len(seeds) > 1:
+        over = (
+            f"mean ± standard deviation over seeds {', '.join(map(str, seeds))}; differences paired by seed"
+        )
+    say(f"accuracy of the final round, {over}")
+    say(f"table:  {path / 'comparison.md'}")
+    say(f"curves: {path / 'curves.png'}")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The program: runs a command and turns what a user can cause into one line and a status."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in arguments
+    arguments = [a for a in arguments if a != "--debug"]
+    sys.exit(guarded(arguments, debug))
+
+
+def guarded(arguments: list[str], debug: bool) -> int:
+    from fedcsd.console import complain
+
+    try:
+        return int(cli.main(arguments, prog_name="fedcsd", standalone_mode=False) or 0)
+    except Exit as error:
+        return error.exit_code
+    except (UserError, click.ClickException) as error:
+        status, line = (
+            2,
+            f"error: {error.format_message() if isinstance(error, click.ClickException) else error}",
+        )
+    except RunStopped as error:
+        status, line = 1, f"stopped: {error}"
+    except (KeyboardInterrupt, click.Abort) as error:
+        status, line = 130, f"interrupted: {error}" if str(error) else "interrupted"
+    except Exception as error:
+        status, line = (
+            1,
+            f"internal error: {type(error).__name__}: {error} (run again with --debug for the traceback)",
+        )
+    if debug:
+        traceback.print_exc()
+    complain(line)
+    return status

@@ -1,0 +1,173 @@
+"""The settings: typed, each with its meaning, checked before any work is done."""
+
+import math
+import operator
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from fedcsd.errors import UserError, unknown
+
+T = TypeVar("T")
+
+
+def option(
+    default: Any,
+    meaning: str,
+    *,
+    ge: float | None = None,
+    gt: float | None = None,
+    le: float | None = None,
+    lt: float | None = None,
+) -> Any:
+    """A dataclass field with one line of meaning and the range of its values."""
+    return field(default=default, metadata={"meaning": meaning, "ge": ge, "gt": gt, "le": le, "lt": lt})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that defines a run but the method, which has settings of its own."""
+
+    data: str = option("digits", "data set: a name (see `fedcsd list datasets`) or an .npz file")
+    model: str = option("auto", "network: a name (see `fedcsd list models`), or auto for what fits the data")
+    partition: str = option("dirichlet", "how the data is dealt to clients (see `fedcsd list partitions`)")
+    clients: int = option(10, "number of clients in the federation", ge=1)
+    beta: float = option(0.1, "Dirichlet concentration: smaller is more skewed", gt=0)
+    min_samples: int = option(10, "smallest number of samples a client may hold", ge=1)
+    participation: float = option(1.0, "share of the clients that take part in a round", gt=0, le=1)
+    rounds: int = option(30, "communication rounds", ge=1)
+    epochs: int = option(5, "local epochs a round", ge=1)
+    batch_size: int = option(64, "samples in a local batch", ge=1)
+    lr: float = option(0.01, "learning rate of local SGD (the paper uses 0.1)", gt=0)
+    momentum: float = option(0.9, "momentum of local SGD", ge=0, lt=1)
+    weight_decay: float = option(1e-5, "weight decay of local SGD", ge=0)
+    seed: int = option(0, "seed of training: initial weights, cohorts, batches", ge=0)
+    partition_seed: int = option(0, "seed of the partition, apart from the training seed", ge=0)
+    workers: int = option(0, "worker processes (0: one for each core)", ge=0)
+    track_drift: bool = option(False, "measure logit and feature drift in every round")
+    checkpoint_every: int = option(1, "rounds between checkpoints", ge=1)
+    on_divergence: Literal["stop", "skip"] = option(
+        "stop", "when a client's loss is not finite: end the run, or leave that client out of the round"
+    )
+
+
+def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
+    """An instance of a settings dataclass from plain values, each checked for name, type and range."""
+    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    hints = get_type_hints(cls)
+    for name in values:
+        if name not in known:
+            what = f"option of {where}" if where else "setting"
+            raise (
+                unknown(what, name, known)
+                if known
+                else UserError(f"{where} has no options, but {name} is given")
+            )
+    checked = {
+        name: check(where, name, value, hints[name], known[name].metadata) for name, value in values.items()
+    }
+    return cls(**checked)
+
+
+def check(where: str, name: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> Any:
+    """The value as its type, or a UserError that says what it should be."""
+    label = f"{where}.{name}" if where else name
+    if get_origin(kind) is Literal:
+        choices = get_args(kind)
+        if value not in choices:
+            raise unknown(f"value of {label}", value, map(str, choices))
+        return value
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        names = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+        raise UserError(f"{label} must be {names[kind]}, not {value!r}")
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        check_range(label, value, limits)
+    return value
+
+
+def check_range(label: str, value: float, limits: Mapping[str, Any]) -> None:
+    tests = {
+        "ge": ("at least", operator.ge),
+        "gt": ("more than", operator.gt),
+        "le": ("at most", operator.le),
+        "lt": ("less than", operator.lt),
+    }
+    limits = {key: limit for key, limit in limits.items() if key in tests and limit is not None}
+    if not math.isfinite(value) or not all(tests[key][1](value, limit) for key, limit in limits.items()):
+        wanted = [f"{tests[key][0]} {limit}" for key, limit in limits.items()]
+        raise UserError(f"{label} must be {' and '.join(wanted) or 'finite'}, not {value}")
+
+
+def describe(cls: type) -> list[tuple[str, str, str]]:
+    """(name, default, meaning) of every option of a settings dataclass."""
+    rows = []
+    for f in fields(cls):
+        kind = get_type_hints(cls)[f.name]
+        choices = f" ({', '.join(map(str, get_args(kind)))})" if get_origin(kind) is Literal else ""
+        rows.append(
+            (f.name, "" if f.default is MISSING else str(f.default), f.metadata.get("meaning", "") + choices)
+        )
+    return rows
+
+
+FACTS = ("versions", "host", "facts")
+"""Tables of a run's config.toml that describe it and are not settings."""
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The settings in a file; the tables that describe a finished run are left out."""
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+        raise UserError(f"cannot read {path}: {error}") from None
+    return {key: value for key, value in values.items() if key not in FACTS}
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """`["rounds=50", "method.mu=0.01"]` as nested values; text that is not TOML is taken as text."""
+    values: dict[str, Any] = {}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"--set takes KEY=VALUE, such as rounds=50 or method.mu=0.01, not {assignment!r}")
+        try:
+            value = tomllib.loads(f"value = {text}")["value"]
+        except tomllib.TOMLDecodeError:
+            value = text
+        table = values
+        *parents, last = key.strip().split(".")
+        for parent in parents:
+            table = table.setdefault(parent, {})
+        table[last] = value
+    return values
+
+
+def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """Later layers over earlier ones; `method = "name"` is short for a table with that name.
+
+    Naming another method drops the options of the one before.
+    """
+    merged: dict[str, Any] = {}
+    for layer in layers:
+        for key, value in layer.items():
+            if key != "method":
+                merged[key] = value
+                continue
+            if not isinstance(value, (str, Mapping)):
+                raise UserError(f"method must be a name or a table, not {value!r}")
+            table = {"name": value} if isinstance(value, str) else dict(value)
+            before = merged.get("method", {})
+            same = table.get("name", before.get("name")) == before.get("name")
+            merged["method"] = {**before, **table} if same else table
+    return merged
+
+
+def plain(settings: Any) -> dict[str, Any]:
+    """A settings dataclass as plain values."""
+    return asdict(settings)

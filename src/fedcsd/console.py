@@ -1,0 +1,147 @@
+"""What a person sees in the terminal: progress while training, tables at the end."""
+
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.table import Table
+
+console = Console(highlight=False)
+
+PLAIN_SECONDS = 5.0  # between lines of progress where the output is not a terminal
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds + 0.5), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class Training:
+    """Live progress of one run after another: round, accuracy, time left.
+
+    On a terminal a bar that moves; elsewhere (a log file) a line every few seconds.
+    """
+
+    def __init__(self) -> None:
+        self.bar = Progress(
+            SpinnerColumn(finished_text="✓"),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[note]}"),
+            console=console,
+        )
+        self.live = console.is_terminal
+        self.before: float | None = None  # seconds of the runs that are done, and how many rounds they had
+
+    def __enter__(self) -> "Training":
+        if self.live:
+            self.bar.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.live:
+            self.bar.stop()
+
+    def follow(self, label: str, more: int = 0) -> "RunProgress":
+        """Progress of one run; `more` runs of the same length come after it."""
+        return RunProgress(self, label, more)
+
+
+class RunProgress:
+    """Called after each round of one run."""
+
+    def __init__(self, training: Training, label: str, more: int):
+        self.training, self.label, self.more = training, label, more
+        self.began = self.said = time.monotonic()
+        self.first: int | None = None
+        self.task: TaskID | None = None
+
+    def __call__(self, record: Mapping[str, Any], rounds: int) -> None:
+        now, done = time.monotonic(), record["round"]
+        if self.first is None:
+            self.first = done - 1
+        pace = (now - self.began) / (done - self.first)
+        left = pace * (rounds - done + self.more * rounds)
+        parts = [f"accuracy {100 * record['test_accuracy']:.2f} %"]
+        if record.get("logit_drift") is not None:
+            parts.append(f"drift {record['logit_drift']:.2f}")
+        if record["diverged"]:
+            parts.append(f"{record['diverged']} left out")
+        parts.append(f"{duration(left)} left" if left else f"in {duration(now - self.began)}")
+        self._show("  ".join(parts), done, rounds, now)
+
+    def _show(self, note: str, done: int, rounds: int, now: float) -> None:
+        if self.training.live:
+            if self.task is None:
+                self.task = self.training.bar.add_task(self.label, total=rounds, note="")
+            self.training.bar.update(self.task, completed=done, note=note)
+        elif done == rounds or now - self.said > PLAIN_SECONDS:
+            self.said = now
+            print(f"{self.label}: round {done}/{rounds}  {note}", flush=True)
+
+
+def show_table(head: Sequence[str], cells: Sequence[Sequence[str]], title: str = "") -> None:
+    table = Table(title=title or None, title_justify="left", title_style="bold", header_style="bold")
+    for index, name in enumerate(head):
+        table.add_column(name, justify="left" if index == 0 else "right")
+    for row in cells:
+        table.add_row(*row)
+    console.print(table)
+
+
+def show_run(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
+    """The result of one run as a small table."""
+    method = settings["method"]["name"]
+    rows = [
+        ["final accuracy", f"{100 * summary['final_accuracy']:.2f} %"],
+        ["mean of the last ten rounds", f"{100 * summary['mean_of_last_ten_accuracy']:.2f} %"],
+        [
+            "best round (not the result)",
+            f"{100 * summary['best_accuracy']:.2f} % in round {summary['best_round']}",
+        ],
+        [
+            "sent to clients / by clients",
+            f"{summary['bytes_down'] / 1e6:.2f} / {summary['bytes_up'] / 1e6:.2f} MB",
+        ],
+        ["time", duration(summary["seconds"])],
+    ]
+    if "mean_logit_drift" in summary:
+        rows.insert(
+            3,
+            [
+                "logit / feature drift, mean",
+                f"{summary['mean_logit_drift']:.3f} / {summary['mean_feature_drift']:.3f}",
+            ],
+        )
+    if summary["diverged"]:
+        rows.append(["left out for divergence", f"{summary['diverged']} times"])
+    title = f"{method} on {settings['data']}, {settings['clients']} clients, {summary['rounds']} rounds"
+    show_table(["", title], rows)
+
+
+BLOCKS = "▁▂▃▄▅▆▇█"
+
+
+def sparkline(values: Sequence[float], width: int = 60) -> str:
+    """A curve in one line of text, from 0 to the largest value."""
+    if len(values) > width:
+        values = [values[i * len(values) // width] for i in range(width)]
+    top = max(values) or 1.0
+    return "".join(BLOCKS[min(7, int(8 * v / top))] for v in values)
+
+
+def say(text: str = "") -> None:
+    console.print(text, soft_wrap=True)
+
+
+def complain(text: str) -> None:
+    """One line on standard error."""
+    print(text, file=sys.stderr, flush=True)

@@ -1,0 +1,25 @@
+"""What can go wrong that is not a bug, and how a name that is not known is answered."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class UserError(Exception):
+    """Something the user can put right: shown as one line, without a traceback (exit status 2)."""
+
+
+class RunStopped(Exception):
+    """A run that ended before its last round; what is saved can be resumed (exit status 1)."""
+
+
+class Diverged(RunStopped):
+    """Local training left the range of finite numbers."""
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
+    """The error for a name that is not known: names the nearest valid ones, or all of them."""
+    names = sorted(known)
+    near = get_close_matches(str(name).lower(), names, n=3, cutoff=0.55)
+    if near:
+        return UserError(f"unknown {kind} {str(name)!r}: did you mean {' or '.join(near)}?")
+    return UserError(f"unknown {kind} {str(name)!r}: choose from {', '.join(names)}")

@@ -1,0 +1,331 @@
+"""From settings to a finished run: check everything, train, and take up again what was cut off."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from fedcsd import data as fedcsd_data
+from fedcsd.backends.local import LocalBackend, cores
+from fedcsd.config import Settings, build, layered, plain
+from fedcsd.data import Dataset
+from fedcsd.data.partition import Rows
+from fedcsd.errors import RunStopped, UserError
+from fedcsd.federation import Experiment, Federation, Record, cohort
+from fedcsd.methods import Method, methods
+from fedcsd.models import choose, factory
+from fedcsd.models.network import Network
+from fedcsd.runs import RunDirectory, summarise
+from fedcsd.weights import Weights
+
+FROM_PYTHON = "given from Python"
+OnRound = Callable[[Record, int], object]
+"""Called after every round with its record and the number of rounds in all."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    settings: dict[str, Any]
+    history: list[Record]
+    """one record a round, as in metrics.jsonl"""
+    summary: dict[str, Any]
+    weights: dict[str, Tensor]
+    """the final global model's state, for `load_state_dict`"""
+    path: Path | None
+    """the run directory, if one was asked for"""
+
+    @property
+    def accuracy(self) -> float:
+        """Test accuracy after the final round."""
+        return float(self.summary["final_accuracy"])
+
+
+def prepare(
+    values: Mapping[str, Any],
+    *,
+    method: Method | None = None,
+    data: Any = None,
+    model: Any = None,
+    parts: list[Rows] | None = None,
+) -> Experiment:
+    """Check all settings, data and the model, and make what training needs; nothing is written."""
+    values = dict(values)
+    options = dict(values.pop("method", {}))
+    chosen = method or make_method(options)
+    build(type(chosen), plain(chosen), where="method")  # an object from Python is checked like the rest
+    settings = build(Settings, values)
+    if data is None and settings.data == FROM_PYTHON:
+        raise UserError(f"the data of this run was {FROM_PYTHON}: use fedcsd.resume(path, data=…) there")
+    dataset = fedcsd_data.load(data if data is not None else settings.data)
+    if model is None and settings.model == FROM_PYTHON:
+        raise UserError(f"the model of this run was {FROM_PYTHON}: use fedcsd.resume(path, model=…) there")
+    settings = _resolved(settings, dataset, model)
+    if parts is None:
+        parts = fedcsd_data.split(dataset.y_train.numpy(), settings)
+    experiment = Experiment(
+        settings, chosen, dataset, parts, factory(model or settings.model, dataset.shape, dataset.classes)
+    )
+    _check_model(experiment)
+    return experiment
+
+
+def make_method(options: dict[str, Any]) -> Method:
+    """A method from its name and options."""
+    name = options.pop("name", "fedcsd")
+    if FROM_PYTHON in str(name):
+        raise UserError(f"the method of this run was {FROM_PYTHON}: use fedcsd.resume(path, method=…) there")
+    made: Method = build(methods.load(name), options, where="method")
+    return made
+
+
+def _resolved(settings: Settings, dataset: Dataset, model: Any) -> Settings:
+    """The settings with every choice made that was left open."""
+    name = FROM_PYTHON if model is not None and not isinstance(model, str) else settings.model
+    changes = {
+        "model": choose(dataset.shape) if name == "auto" else name,
+        "workers": settings.workers or cores(),
+    }
+    return build(Settings, {**plain(settings), **changes})
+
+
+def _check_model(experiment: Experiment) -> None:
+    """Try the model on two images before any work is done."""
+    network, data = experiment.initial(), experiment.data
+    network.eval()
+    with torch.no_grad():
+        logits = network(data.example()).logits
+    if tuple(logits.shape) != (2, data.classes):
+        raise UserError(
+            f"the model gives outputs of shape {list(logits.shape[1:])}, the data has {data.classes} classes: they must match"
+        )
+
+
+def config_of(experiment: Experiment, data: Any) -> dict[str, Any]:
+    """The complete config of a run, as its config.toml holds it."""
+    name = type(experiment.method).__module__.rpartition(".")[2]
+    if name not in methods.names or methods.load(name) is not type(experiment.method):
+        name = f"{type(experiment.method).__name__}, {FROM_PYTHON}"
+    settings = plain(experiment.settings)
+    if data is not None and not isinstance(data, (str, Path)):
+        settings["data"] = FROM_PYTHON
+    return {**settings, "method": {"name": name, **plain(experiment.method)}}
+
+
+def run(
+    *,
+    method: Method | str = "fedcsd",
+    data: Any = "digits",
+    model: str | Callable[..., nn.Module] = "auto",
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    on_round: OnRound | None = None,
+    **settings: Any,
+) -> Run:
+    """Train a federation and return the finished run.
+
+    method    a name, or an object such as `fedcsd.FedCSD(mu=0.01)`
+    data      a name, an .npz file, or arrays: (x_train, y_train, x_test, y_test)
+    model     a name, or a function or class that makes an `nn.Module` ending in a Linear layer;
+              it is called with the image shape and the number of classes if it takes arguments
+    out       the run directory; without one nothing is written
+    settings  everything else by name, as in `fedcsd run --help`: clients, beta, rounds, lr, …
+    """
+    values = layered(settings, {"method": method} if isinstance(method, str) else {})
+    values |= {
+        "data": data if isinstance(data, str) else str(data) if isinstance(data, Path) else FROM_PYTHON
+    }
+    values |= {"model": model if isinstance(model, str) else FROM_PYTHON}
+    given = {
+        "method": method if isinstance(method, Method) else None,
+        "data": None if isinstance(data, (str, Path)) else data,
+        "model": None if isinstance(model, str) else model,
+    }
+    return start(
+        values,
+        given=given,
+        out=Path(out) if out is not None else None,
+        overwrite=overwrite,
+        on_round=on_round,
+    )
+
+
+def start(
+    values: Mapping[str, Any],
+    *,
+    given: Mapping[str, Any] | None = None,
+    out: Path | None,
+    overwrite: bool = False,
+    on_round: OnRound | None = None,
+) -> Run:
+    """Start a run from plain settings; `given` holds objects that have no name."""
+    given = given or {}
+    experiment = prepare(values, **given)
+    config = config_of(experiment, given.get("data"))
+    if out is None:
+        return _train(experiment, config, None, [], None, on_round)
+    size = experiment.initial().layout.size * 4
+    described = {**config, "facts": {"data": experiment.data.fingerprint()}}
+    directory = RunDirectory.create(
+        out, described, experiment.parts, needed=20 * size + (1 << 20), overwrite=overwrite
+    )
+    return _train(experiment, config, directory, [], None, on_round)
+
+
+def resume(
+    path: str | Path,
+    *,
+    method: Method | None = None,
+    data: Any = None,
+    model: Callable[..., nn.Module] | None = None,
+    rounds: int | None = None,
+    workers: int | None = None,
+    on_round: OnRound | None = None,
+) -> Run:
+    """Go on with a run from its newest complete checkpoint; a finished run is returned as it is.
+
+    `rounds` trains a run for longer than it was meant to. Objects that were given from Python must
+    be given again.
+    """
+    directory = RunDirectory.open(Path(path))
+    changes = {key: value for key, value in (("rounds", rounds), ("workers", workers)) if value is not None}
+    wanted = changes.get("rounds", directory.settings["rounds"])
+    if directory.summary is not None and wanted <= directory.summary["rounds"]:
+        return load_run(path)
+    experiment = prepare(
+        {**directory.settings, **changes}, method=method, data=data, model=model, parts=directory.partition()
+    )
+    if experiment.data.fingerprint() != directory.config["facts"]["data"]:
+        raise UserError(
+            f"the data is not the data that {path} was started with: restore it, or start a new run"
+        )
+    directory.lock()
+    saved = directory.latest(experiment.initial().layout)
+    history = _history_until(directory, saved[0] if saved else None)
+    if changes:
+        directory.update_config(**changes)
+    if rounds is not None:
+        (directory.path / "summary.json").unlink(missing_ok=True)
+    config = config_of(experiment, data)
+    return _train(experiment, config, directory, history, saved, on_round)
+
+
+def _history_until(directory: RunDirectory, header: dict[str, Any] | None) -> list[Record]:
+    """The records up to a checkpoint. Its own may be missing, if the run ended just after it."""
+    rounds = header["round"] if header else 0
+    history = directory.keep_history(rounds)
+    if header and len(history) == rounds - 1:
+        directory.record(header["record"])
+        history.append(header["record"])
+    return history
+
+
+def load_run(path: str | Path) -> Run:
+    """A finished run from its directory."""
+    from safetensors.torch import load_file
+
+    directory = RunDirectory.open(Path(path))
+    if directory.summary is None:
+        raise UserError(
+            f"{path} is not finished ({directory.rounds_saved} of {directory.settings['rounds']} rounds): `fedcsd resume {path}`"
+        )
+    weights = load_file(directory.path / "model.safetensors")
+    return Run(directory.settings, directory.history(), directory.summary, weights, directory.path)
+
+
+def _train(
+    experiment: Experiment,
+    config: dict[str, Any],
+    directory: RunDirectory | None,
+    history: list[Record],
+    saved: Any,
+    on_round: OnRound | None,
+) -> Run:
+    """The rounds that are still to do, each recorded and checkpointed."""
+    settings, network = experiment.settings, experiment.initial()
+    with _sigterm_as_interrupt(), _backend(experiment, network) as backend:
+        federation = Federation(experiment, backend, network.weights())
+        if saved:
+            federation.load(*saved)
+        try:
+            while federation.round < settings.rounds:
+                record = federation.step()
+                history.append(record)
+                if directory:
+                    directory.record(record)
+                    if (
+                        federation.round % settings.checkpoint_every == 0
+                        or federation.round == settings.rounds
+                    ):
+                        directory.checkpoint(*federation.save())
+                if on_round:
+                    on_round(record, settings.rounds)
+        except (KeyboardInterrupt, RunStopped) as error:
+            if directory and federation.round > directory.rounds_saved:
+                directory.checkpoint(*federation.save())
+            raise type(error)(_with_saved(str(error), directory)).with_traceback(
+                error.__traceback__
+            ) from error.__cause__
+        except OSError as error:
+            raise RunStopped(_with_saved(f"cannot write: {error.strerror or error}", directory)) from error
+    return _finish(config, directory, network, federation.server.weights, history)
+
+
+def _with_saved(message: str, directory: RunDirectory | None) -> str:
+    """A message about a run that ended early, with what is saved and how to go on."""
+    if directory is None:
+        return message
+    rounds, path = directory.rounds_saved, directory.path
+    saved = f"rounds 1 to {rounds} are saved" if rounds else "no round was finished"
+    return f"{message}{'; ' if message else ''}{saved}, go on with: fedcsd resume {path}"
+
+
+def _finish(
+    config: dict[str, Any],
+    directory: RunDirectory | None,
+    network: Network,
+    weights: Weights,
+    history: list[Record],
+) -> Run:
+    network.load(weights)
+    state = {name: tensor.detach().clone() for name, tensor in network.module.state_dict().items()}
+    summary = summarise(history)
+    if directory:
+        directory.finish(summary, save(state))
+        directory.unlock()
+    return Run(config, history, summary, state, directory.path if directory else None)
+
+
+@contextmanager
+def _backend(experiment: Experiment, network: Network) -> Iterator[LocalBackend]:
+    workers = min(experiment.settings.workers or cores(), len(cohort(experiment.settings, 0)))
+    backend = LocalBackend(experiment.site(), network.layout, workers)
+    try:
+        yield backend
+    finally:
+        backend.close()
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM, a scheduler's way of asking, ends a run like Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

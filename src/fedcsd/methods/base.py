@@ -1,0 +1,66 @@
+"""What a method is: a dataclass of hyper-parameters with a server's half and a client's half."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from fedcsd.exchange import Reply
+from fedcsd.weights import Value, Values, Weights
+
+
+class Server:
+    """The server's memory: named weights, tensors and numbers, all of it checkpointed.
+
+    A method sets what it needs as attributes (`server.teacher = …`). Values are replaced, never
+    changed in place, so that a round that is cut off leaves nothing half done.
+    """
+
+    weights: Weights
+
+    def __init__(self, weights: Weights, classes: int):
+        self.values: dict[str, Value]
+        self.classes: int
+        object.__setattr__(self, "values", {"weights": weights})
+        object.__setattr__(self, "classes", classes)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return object.__getattribute__(self, "values")[name]
+        except KeyError:
+            raise AttributeError(f"the server has no {name!r}: set it in the method's start()") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not isinstance(value, (Weights, Tensor, int, float)):
+            raise TypeError(
+                f"server.{name} must be weights, a tensor or a number, so that it can be saved; it is a {type(value).__name__}"
+            )
+        self.values[name] = value
+
+
+class Ask(Protocol):
+    """Sends a request to the round's cohort and gives the replies, one by one in a fixed order.
+
+    The function is one of the method's own (its client half); the values are its arguments. Where
+    the clients are is not the method's business.
+    """
+
+    def __call__(self, function: Callable[..., Values], /, **values: Value) -> Iterator[Reply]: ...
+
+
+@dataclass(frozen=True)
+class Method(ABC):
+    """Base of all methods. The two halves:
+
+    - `start` and `round` run on the server;
+    - whatever functions `round` asks for run at the clients, with the client as first argument.
+    """
+
+    def start(self, server: Server) -> None:  # noqa: B027  (most methods need nothing)
+        """Before the first round: set what the server remembers beside the weights."""
+
+    @abstractmethod
+    def round(self, server: Server, ask: Ask) -> None:
+        """One round: ask the cohort, set the server's new values."""

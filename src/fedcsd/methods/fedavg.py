@@ -1,0 +1,28 @@
+"""FedAvg: clients train, the server averages.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedcsd.methods.base import Ask, Method, Server
+from fedcsd.training import Batch, Client
+from fedcsd.weights import Values, Weights, weighted_mean
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """Average of the clients' weights by their number of samples; the base that other methods build on."""
+
+    def round(self, server: Server, ask: Ask) -> None:
+        replies = ask(self.train, weights=server.weights)
+        server.weights = weighted_mean(replies)
+
+    def train(self, client: Client, weights: Weights) -> Values:
+        return client.train(weights, self.loss)
+
+    def loss(self, batch: Batch) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+        return F.cross_entropy(batch.logits, batch.labels)

@@ -1,0 +1,139 @@
+"""FedCSD: class prototype similarity distillation from a smoothed teacher.
+
+Yan et al., "Rethinking Client Drift in Federated Learning: A Logit Perspective" (the paper's Algorithm 1).
+"""
+
+from dataclasses import dataclass
+from math import log
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedcsd.config import option
+from fedcsd.methods.base import Ask, Method, Server
+from fedcsd.objectives import (
+    authors_csd_loss,
+    average_over_holders,
+    class_prototypes,
+    csd_target,
+    entropy,
+    soft_cross_entropy,
+    soft_label_mask,
+)
+from fedcsd.training import Batch, Client
+from fedcsd.weights import Values, Weights, lerp, weighted_mean
+
+
+@dataclass(frozen=True)
+class FedCSD(Method):
+    """Distils from a moving-average teacher, its logits weighted by class-prototype similarity and masked."""
+
+    mu: float = option(0.001, "weight of the distillation term", ge=0)
+    tau: float = option(10.0, "temperature of the soft labels", gt=0)
+    alpha: float = option(0.9, "momentum of the teacher's moving average", ge=0, le=1)
+    similarity: bool = option(True, "weight the teacher's logits by prototype similarity")
+    mask: Literal["adaptive", "forcible", "none"] = option(
+        "adaptive", "which soft labels to keep: p_y > 1/C, argmax = y, or all"
+    )
+    teacher: Literal["average", "global"] = option(
+        "average", "the moving average of global models, or the last one"
+    )
+    target: Literal["teacher", "uniform"] = option(
+        "teacher", "control: a uniform target with the same mask and weight"
+    )
+    similarity_scale: Literal["none", "classes"] = option(
+        "none", "control: 'classes' multiplies the similarity by C"
+    )
+    variant: Literal["paper", "authors"] = option(
+        "paper", "'authors' is what the authors' released code computes"
+    )
+
+    def start(self, server: Server) -> None:
+        server.teacher = server.weights
+        server.prototypes = torch.zeros(server.classes, server.classes)
+
+    def round(self, server: Server, ask: Ask) -> None:
+        # The weights go out with the first question: a client that holds the last teacher makes the
+        # new one from them, so that only the prototypes are sent beside what FedAvg sends.
+        values = {"weights": server.weights, "teacher": server.teacher}
+        if self.similarity and self.target == "teacher" and self.variant == "paper":
+            replies = ask(self.prototypes, **values)
+            server.prototypes = average_over_holders(
+                ((r["prototypes"], r["held"]) for r in replies), last=server.prototypes
+            )
+            values["prototypes"] = server.prototypes
+        replies = ask(self.train, **values)
+        server.weights = weighted_mean(replies)
+        server.teacher = (
+            server.weights
+            if self.teacher == "global"
+            else lerp(server.teacher, server.weights, 1 - self.alpha)
+        )
+
+    def prototypes(self, client: Client, weights: Weights, teacher: Weights) -> Values:
+        """Mean teacher logits of each class the client holds, and which classes those are."""
+        prototypes, counts = class_prototypes(client.outputs(teacher).logits, client.labels, client.classes)
+        return {"prototypes": prototypes, "held": counts > 0}
+
+    def train(
+        self, client: Client, weights: Weights, teacher: Weights, prototypes: Tensor | None = None
+    ) -> Values:
+        if self.variant == "authors":
+            outputs, labels = client.training_outputs(teacher)
+            own, _ = class_prototypes(outputs.logits, labels, client.classes)
+            return client.train(
+                weights,
+                self.authors_loss,
+                frozen={"teacher": teacher},
+                given={"prototypes": own},
+                frozen_mode="train",
+            )
+        self.measure(client, client.outputs(teacher).logits)
+        return client.train(
+            weights,
+            self.loss,
+            frozen={"teacher": teacher},
+            given={} if prototypes is None else {"prototypes": prototypes},
+        )
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """`CE + μ · L_CSD`; the pieces of `objectives.csd_loss`, so that the target can be measured."""
+        teacher = batch.frozen["teacher"].logits
+        q = csd_target(
+            batch.logits,
+            teacher,
+            batch.given.get("prototypes"),
+            tau=self.tau,
+            similarity=self.similarity,
+            target=self.target,
+            similarity_scale=self.similarity_scale,
+        )
+        csd = (
+            soft_label_mask(teacher, batch.labels, self.mask)
+            * self.tau**2
+            * soft_cross_entropy(q, batch.logits, self.tau)
+        )
+        loss = F.cross_entropy(batch.logits, batch.labels) + self.mu * csd.mean()
+        return loss, {"target_entropy": entropy(q) / log(q.shape[1])}
+
+    def authors_loss(self, batch: Batch) -> Tensor:
+        """`(1 − μ) · CE + μ · τ² KL`, with prototypes of this client alone."""
+        csd = authors_csd_loss(
+            batch.logits,
+            batch.frozen["teacher"].logits,
+            batch.given["prototypes"],
+            batch.labels,
+            tau=self.tau,
+        )
+        return (1 - self.mu) * F.cross_entropy(batch.logits, batch.labels) + self.mu * csd.mean()
+
+    def measure(self, client: Client, teacher_logits: Tensor) -> None:
+        """How good the teacher is on local data, and what the mask does about it."""
+        right = teacher_logits.argmax(1) == client.labels
+        kept = soft_label_mask(teacher_logits, client.labels, self.mask)
+        client.note("teacher_accuracy", right.float())
+        client.note("mask_rate", kept)
+        client.note("wrong_filtered", 1 - kept[~right])
+        client.note("right_lost", 1 - kept[right])

@@ -1,0 +1,82 @@
+"""Values as bytes and back: safetensors for tensors, JSON for numbers, never pickle.
+
+The same form goes through the pipes to worker processes and into checkpoint files.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from typing import Any
+from zlib import crc32
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+
+from fedcsd.weights import Layout, Value, Weights
+
+
+class Torn(ValueError):
+    """Bytes that are incomplete or damaged."""
+
+
+def finite(value: Any) -> Any:
+    """The same JSON value with NaN and infinities, which JSON does not have, as null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
+
+
+def pack(header: Mapping[str, Any], values: Mapping[str, Value], *, checksum: bool = False) -> bytes:
+    """One safetensors blob: `header` is any JSON, `values` tensors, weights and numbers by name."""
+    tensors: dict[str, Tensor] = {}
+    entries: dict[str, Any] = {}
+    written: dict[int, str] = {}
+    for name, value in values.items():
+        if not isinstance(value, (Weights, Tensor)):
+            entries[name] = {"number": value}
+            continue
+        tensor = value.flat if isinstance(value, Weights) else value
+        # Two names may mean one tensor (the first teacher is the global model): write it once.
+        key = written.setdefault(id(tensor), name)
+        if key == name:
+            tensors[name] = tensor.detach().cpu().contiguous()
+        entries[name] = {"tensor": key}
+        if isinstance(value, Weights):
+            entries[name] |= {"token": value.token, "recipe": value.recipe}
+    body = json.dumps({"header": header, "values": entries})
+    return save(tensors, {"fedcsd": body} | ({"crc32": _checksum(body, tensors)} if checksum else {}))
+
+
+def unpack(blob: bytes, layout: Layout) -> tuple[dict[str, Any], dict[str, Value]]:
+    """The header and the values of a packed blob; its checksum is compared if it has one."""
+    try:
+        size = int.from_bytes(blob[:8], "little")
+        metadata = json.loads(blob[8 : 8 + size])["__metadata__"]
+        tensors = load(blob)
+        if "crc32" in metadata and metadata["crc32"] != _checksum(metadata["fedcsd"], tensors):
+            raise Torn("the checksum does not match")
+        body = json.loads(metadata["fedcsd"])
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise Torn(f"not a complete fedcsd blob: {error}") from error
+    values: dict[str, Value] = {}
+    for name, entry in body["values"].items():
+        if "number" in entry:
+            values[name] = entry["number"]
+            continue
+        tensor = tensors[entry["tensor"]]
+        recipe = tuple(entry["recipe"]) if entry.get("recipe") else None
+        values[name] = Weights(layout, tensor, entry["token"], recipe) if "token" in entry else tensor
+    return body["header"], values
+
+
+def _checksum(body: str, tensors: Mapping[str, Tensor]) -> str:
+    total = crc32(body.encode())
+    for name in sorted(tensors):
+        total = crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, total)
+    return f"{total:08x}"

@@ -1,0 +1,275 @@
+"""A run on disk: what was asked for, what was measured, and enough to go on after any interruption.
+
+config.toml        all settings, with versions and host facts
+partition.npz      which training rows each client holds
+metrics.jsonl      one JSON object a round
+checkpoints/       the last two, each complete in itself
+summary.json       written when the run is finished
+model.safetensors  the final global model
+"""
+
+import json
+import os
+import platform
+import shutil
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+
+from fedcsd import __version__
+from fedcsd.config import FACTS
+from fedcsd.data.partition import Rows
+from fedcsd.errors import UserError
+from fedcsd.packing import Torn, finite, pack, unpack
+from fedcsd.weights import Layout, Value
+
+CHECKPOINTS_KEPT = 2
+OWN = {
+    "config.toml",
+    "partition.npz",
+    "metrics.jsonl",
+    "checkpoints",
+    "summary.json",
+    "model.safetensors",
+    "lock",
+    "curves.png",
+}
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file so that it is there completely or not at all, also after a power cut."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        with suppress(FileNotFoundError):
+            temporary.unlink()
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def facts() -> dict[str, dict[str, Any]]:
+    """What the results may depend on beside the settings."""
+    names = ("torch", "numpy", "safetensors")
+    return {
+        "versions": {
+            "fedcsd": __version__,
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in names},
+        },
+        "host": {"system": platform.platform(), "processor": _processor(), "cores": os.cpu_count() or 1},
+    }
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+class RunDirectory:
+    """The files of one run. `create` starts a new one, `open` takes up one that exists."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._lock: Any = None
+
+    @classmethod
+    def create(
+        cls,
+        path: Path,
+        config: Mapping[str, Any],
+        parts: Sequence[Rows],
+        needed: int,
+        *,
+        overwrite: bool = False,
+    ) -> "RunDirectory":
+        """A new run directory with its config and partition; never over one that exists, unless told."""
+        run = cls(path)
+        content = {p.name for p in path.iterdir()} if path.is_dir() else set()
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path} is a file: choose another --out")
+        if content - OWN and not all(name.startswith(".") for name in content - OWN):
+            raise UserError(f"{path} holds other files ({sorted(content - OWN)[0]}): choose another --out")
+        if "config.toml" in content and not overwrite:
+            raise UserError(
+                f"{path} holds a run already: `fedcsd resume {path}` goes on with it, --overwrite replaces it, or choose another --out"
+            )
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            run.lock()
+            run._clear()
+            (path / "checkpoints").mkdir(exist_ok=True)
+            free = shutil.disk_usage(path).free
+            if free < needed:
+                raise UserError(
+                    f"{path} has {free / 1e6:.0f} MB free and the run needs about {needed / 1e6:.0f} MB: "
+                    "free some space or choose another --out"
+                )
+            run._write_partition(parts)
+            write_whole(path / "config.toml", tomli_w.dumps({**config, **facts()}).encode())
+        except OSError as error:
+            raise UserError(
+                f"cannot write to {path}: {error.strerror or error}: choose another --out"
+            ) from None
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> "RunDirectory":
+        if not (path / "config.toml").is_file():
+            raise UserError(f"{path} holds no run (no config.toml): start one with `fedcsd run --out {path}`")
+        return cls(path)
+
+    def _clear(self) -> None:
+        for name in (
+            "config.toml",
+            *sorted(OWN - {"config.toml", "lock"}),
+        ):  # without its config it is no run
+            target = self.path / name
+            if target.is_dir():
+                shutil.rmtree(target)
+            else:
+                target.unlink(missing_ok=True)
+
+    def lock(self) -> None:
+        """One process at a time trains a run. The lock dies with its process."""
+        try:
+            import fcntl
+        except ImportError:  # not on Windows
+            return
+        self._lock = open(self.path / "lock", "a")  # noqa: SIM115
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"another process is training {self.path} right now") from None
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """The settings and facts that the run began with."""
+        return tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {key: value for key, value in self.config.items() if key not in FACTS}
+
+    def update_config(self, **changes: Any) -> None:
+        write_whole(self.path / "config.toml", tomli_w.dumps({**self.config, **changes}).encode())
+
+    def _write_partition(self, parts: Sequence[Rows]) -> None:
+        from io import BytesIO
+
+        buffer = BytesIO()
+        np.savez_compressed(buffer, rows=np.concatenate(parts), sizes=np.array([len(p) for p in parts]))
+        write_whole(self.path / "partition.npz", buffer.getvalue())
+
+    def partition(self) -> list[Rows]:
+        with np.load(self.path / "partition.npz", allow_pickle=False) as file:
+            return np.split(file["rows"], np.cumsum(file["sizes"])[:-1])
+
+    def history(self) -> list[dict[str, Any]]:
+        """The rounds measured so far. A last line that was cut off is left out."""
+        path, records = self.path / "metrics.jsonl", []
+        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+            try:
+                records.append(json.loads(line))
+            except ValueError:
+                break
+        return records
+
+    def keep_history(self, rounds: int) -> list[dict[str, Any]]:
+        """Forget what was measured after this many rounds: it will be measured again."""
+        records = self.history()[:rounds]
+        write_whole(self.path / "metrics.jsonl", b"".join(_line(r) for r in records))
+        return records
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        with open(self.path / "metrics.jsonl", "ab") as file:
+            file.write(_line(record))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def checkpoint(self, header: Mapping[str, Any], values: Mapping[str, Value]) -> None:
+        """Save a complete state; the last two are kept."""
+        write_whole(self._checkpoint_path(header["round"]), pack(header, values, checksum=True))
+        for _, path in list(self._checkpoints())[CHECKPOINTS_KEPT:]:
+            path.unlink(missing_ok=True)
+
+    def latest(self, layout: Layout) -> tuple[dict[str, Any], dict[str, Value]] | None:
+        """The newest checkpoint that is complete; a torn one is passed over."""
+        for _, path in self._checkpoints():
+            with suppress(Torn):
+                return unpack(path.read_bytes(), layout)
+        return None
+
+    def _checkpoint_path(self, round: int) -> Path:
+        return self.path / "checkpoints" / f"round-{round:06d}.safetensors"
+
+    def _checkpoints(self) -> Iterator[tuple[int, Path]]:
+        """Newest first."""
+        found = [
+            (int(p.stem.partition("-")[2]), p)
+            for p in (self.path / "checkpoints").glob("round-*.safetensors")
+        ]
+        return iter(sorted(found, reverse=True))
+
+    @property
+    def rounds_saved(self) -> int:
+        return max((number for number, _ in self._checkpoints()), default=0)
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        """The result of a finished run, None while it is not finished."""
+        path = self.path / "summary.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+    def finish(self, summary: Mapping[str, Any], model: bytes) -> None:
+        write_whole(self.path / "model.safetensors", model)
+        write_whole(self.path / "summary.json", (json.dumps(finite(summary), indent=2) + "\n").encode())
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(finite(record)).encode() + b"\n"
+
+
+def summarise(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The result of a run: the final round counts; the best one is shown as what it is."""
+    accuracies = [r["test_accuracy"] for r in history]
+    last = history[-1]
+    best = max(range(len(history)), key=lambda i: accuracies[i])
+    summary = {
+        "rounds": len(history),
+        "final_accuracy": accuracies[-1],
+        "final_loss": last["test_loss"],
+        "mean_of_last_ten_accuracy": sum(accuracies[-10:]) / len(accuracies[-10:]),
+        "best_accuracy": accuracies[best],
+        "best_round": history[best]["round"],
+        "bytes_down": sum(r["bytes_down"] for r in history),
+        "bytes_up": sum(r["bytes_up"] for r in history),
+        "seconds": sum(r["seconds"] for r in history),
+        "diverged": sum(r["diverged"] for r in history),
+    }
+    for name in ("logit_drift", "feature_drift", "local_accuracy"):
+        values = [r[name] for r in history if r.get(name) is not None]
+        if values:
+            summary[f"mean_{name}"] = sum(values) / len(values)
+    return summary

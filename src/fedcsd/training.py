@@ -1,0 +1,281 @@
+"""The one local training loop, and what a method sees of a client.
+
+A `Site` is a place where clients' data lies: a worker process here, a node in a deployment. It has
+one copy of the model to train and one for each frozen network, used for one client after another.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedcsd import seeds
+from fedcsd.config import Settings
+from fedcsd.data.dataset import Dataset
+from fedcsd.errors import Diverged
+from fedcsd.exchange import Notes, Reply, Request
+from fedcsd.models import Factory
+from fedcsd.models.network import Network, Outputs
+from fedcsd.objectives import kl_divergence
+from fedcsd.weights import Value, Values, Weights
+
+FORWARD_BATCH = 500  # images at a time where no gradient is needed; fixed, since sums depend on it
+PROBE = 1000  # test images on which drift is measured
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch as a loss sees it. The loss is a pure function of this."""
+
+    logits: Tensor
+    """of the model in training [B, C]"""
+    features: Tensor
+    """its penultimate features [B, D]"""
+    labels: Tensor
+    """[B]"""
+    frozen: Mapping[str, Outputs]
+    """logits and features of each frozen network on the same images"""
+    given: Mapping[str, Tensor]
+    """tensors that are the same for every batch, such as prototypes"""
+
+
+Loss = Callable[[Batch], Tensor | tuple[Tensor, dict[str, Tensor]]]
+"""A batch to its mean loss; beside it may stand measurements, one number a sample [B]."""
+
+Gradient = Callable[[Tensor, Tensor], object]
+"""Changes the flat gradient in place: called with (parameters, gradient) before each step."""
+
+
+@dataclass
+class Client:
+    """One client in one round, as a method's client half sees it."""
+
+    site: "Site"
+    number: int
+    round: int
+    state: dict[str, Value] = field(default_factory=dict)
+    """named tensors and numbers that this client keeps from round to round"""
+    notes: Notes = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rows = self.site.parts[self.number]
+        self.labels = self.site.data.y_train[self.rows]
+        self.samples = len(self.rows)
+        self.classes = self.site.data.classes
+
+    def note(self, name: str, values: Tensor) -> None:
+        """Measure something: one number a sample, averaged over all clients' samples."""
+        total, count = self.notes.get(name, (0.0, 0.0))
+        self.notes[name] = (total + float(values.sum(dtype=torch.float64)), count + values.numel())
+
+    def outputs(self, weights: Weights) -> Outputs:
+        """A frozen network on all local data, in eval mode, computed once a round."""
+        key = (self.number, weights.token)
+        if key not in self.site.cache:
+            network = self.site.frozen("outputs", weights)
+            self.site.cache[key] = self.site.forward(network, self.site.data.x_train, self.rows)
+        return self.site.cache[key]
+
+    def training_outputs(self, weights: Weights) -> tuple[Outputs, Tensor]:
+        """A frozen network over one epoch as training sees it, and the labels: train mode, whole
+        shuffled batches only. Empty for a client smaller than a batch."""
+        network = self.site.frozen("outputs", weights)
+        torch.manual_seed(seeds.torch_seed(self.site.settings.seed, "prototypes", self.round, self.number))
+        whole = [
+            part for part in self._batches("prototypes", 0) if len(part) == self.site.settings.batch_size
+        ]
+        if not whole:
+            return Outputs(torch.empty(0, self.classes), torch.empty(0, 0)), self.labels[:0]
+        outputs = [_live(network, self.site.data.train_images(self.rows[part])) for part in whole]
+        return _concatenate(outputs), self.labels[torch.cat(whole)]
+
+    def train(
+        self,
+        weights: Weights,
+        loss: Loss,
+        *,
+        frozen: Mapping[str, Weights] | None = None,
+        given: Mapping[str, Tensor] | None = None,
+        gradient: Gradient | None = None,
+        frozen_mode: Literal["eval", "train"] = "eval",
+    ) -> dict[str, Value]:
+        """Local training from `weights`: SGD on `loss`, for the epochs and batches of the settings.
+
+        Returns the new weights and the number of steps taken. `frozen` networks see the same images
+        as the model; in "train" mode they use batch statistics.
+        """
+        settings, data = self.site.settings, self.site.data
+        frozen_outputs = self._frozen_outputs(frozen or {}, frozen_mode)
+        network = self.site.network("student")
+        network.load(weights)
+        step = Sgd(network, settings)
+        torch.manual_seed(seeds.torch_seed(settings.seed, "training", self.round, self.number))
+        sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
+        for epoch in range(settings.epochs):
+            for part in self._batches("batches", epoch):
+                images = data.train_images(self.rows[part])
+                network.train(single=len(part) == 1)
+                batch = Batch(*network(images), self.labels[part], frozen_outputs(part, images), given or {})
+                result = loss(batch)
+                value, extra = result if isinstance(result, tuple) else (result, {})
+                step(value, gradient)
+                sums["train_loss"] += value.detach() * len(part)
+                for name, values in extra.items():
+                    sums[name] += values.detach().sum()
+            if not math.isfinite(sums["train_loss"].item()):
+                raise Diverged(
+                    f"client {self.number}: the loss is no longer finite in local epoch {epoch + 1}"
+                )
+        if not bool(network.flat.isfinite().all()):
+            raise Diverged(f"client {self.number}: the weights are no longer finite after local training")
+        for name, total in sums.items():
+            self.notes[name] = (float(total), self.samples * settings.epochs)
+        if settings.track_drift:
+            self._note_drift(weights, network)
+        return {"weights": network.weights(), "steps": step.taken}
+
+    def _frozen_outputs(
+        self, frozen: Mapping[str, Weights], mode: str
+    ) -> Callable[[Tensor, Tensor], dict[str, Outputs]]:
+        """How to get frozen networks' outputs for a batch: looked up, since a round's teacher says
+        the same of the same image every epoch, or computed where that is not so."""
+        if mode == "train":
+            networks = {name: self.site.frozen(name, w) for name, w in frozen.items()}
+            return lambda part, images: {name: _live(network, images) for name, network in networks.items()}
+        known = {name: self.outputs(w) for name, w in frozen.items()}
+        return lambda part, images: {
+            name: Outputs(out.logits[part], out.features[part]) for name, out in known.items()
+        }
+
+    def _batches(self, purpose: str, epoch: int) -> Iterator[Tensor]:
+        """Positions among the client's samples, batch by batch; the last batch may be smaller."""
+        settings = self.site.settings
+        order = seeds.rng(settings.seed, purpose, self.round, self.number, epoch).permutation(self.samples)
+        return iter(torch.split(torch.from_numpy(order), settings.batch_size))
+
+    def _note_drift(self, before: Weights, after: Network) -> None:
+        """How far local training moved the model on test images that belong to no client."""
+        start = self.site.probe(before)
+        after.eval()
+        end = self.site.forward(after, self.site.data.x_test, self.site.probe_rows)
+        labels = self.site.data.y_test[self.site.probe_rows]
+        self.note("logit_drift", kl_divergence(start.logits, end.logits))
+        self.note("feature_drift", (end.features - start.features).norm(dim=1))
+        self.note("local_accuracy", (end.logits.argmax(1) == labels).float())
+
+
+def _live(network: Network, images: Tensor) -> Outputs:
+    network.train(single=len(images) == 1)
+    with torch.no_grad():
+        return network(images)
+
+
+def _concatenate(outputs: Sequence[Outputs]) -> Outputs:
+    return Outputs(torch.cat([o.logits for o in outputs]), torch.cat([o.features for o in outputs]))
+
+
+class Sgd:
+    """SGD with momentum and weight decay as PyTorch defines it, on the flat vectors.
+
+    `v ← ρv + (g + λw)`, `w ← w − ηv`; the momentum starts at zero for every client in every round.
+    """
+
+    def __init__(self, network: Network, settings: Settings):
+        self.network, self.settings, self.taken = network, settings, 0
+        self.momentum = torch.zeros_like(network.parameters) if settings.momentum else network.gradient
+
+    def __call__(self, loss: Tensor, gradient: Gradient | None) -> None:
+        network, settings = self.network, self.settings
+        network.gradient.zero_()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if gradient is not None:
+            gradient(network.parameters, network.gradient)
+        if settings.weight_decay:
+            network.gradient.add_(network.parameters, alpha=settings.weight_decay)
+        if settings.momentum:
+            self.momentum.mul_(settings.momentum).add_(network.gradient)
+        network.parameters.add_(self.momentum, alpha=-settings.lr)
+        self.taken += 1
+
+
+class Site:
+    """Answers requests for its clients, one at a time."""
+
+    def __init__(
+        self, settings: Settings, method: object, data: Dataset, parts: list[Tensor], factory: Factory
+    ):
+        self.settings, self.method, self.data, self.parts, self.factory = (
+            settings,
+            method,
+            data,
+            parts,
+            factory,
+        )
+        self.cache: dict[tuple[int, int], Outputs] = {}
+        self.probe_rows = torch.arange(len(data.y_test))[:PROBE]
+        self._networks: dict[str, Network] = {}
+        self._round = -1
+
+    def network(self, name: str) -> Network:
+        """The site's copy of the model for this use, made on first use."""
+        if name not in self._networks:
+            self._networks[name] = Network(self.factory(), self.data.example())
+        return self._networks[name]
+
+    def frozen(self, name: str, weights: Weights) -> Network:
+        """A frozen network with these weights, in eval mode."""
+        network = self.network("frozen " + name)
+        network.load(weights)
+        network.eval()
+        return network
+
+    def forward(self, network: Network, x: Tensor, rows: Tensor) -> Outputs:
+        """Outputs for many images, without gradients."""
+        with torch.no_grad():
+            return _concatenate(
+                [network(self.data.images(x[part])) for part in torch.split(rows, FORWARD_BATCH)]
+            )
+
+    def probe(self, weights: Weights) -> Outputs:
+        """Outputs on the probe images; remembered for the round."""
+        key = (-1, weights.token)
+        if key not in self.cache:
+            network = self.frozen("outputs", weights)
+            self.cache[key] = self.forward(network, self.data.x_test, self.probe_rows)
+        return self.cache[key]
+
+    def answer(self, request: Request, number: int, state: Values) -> Reply:
+        """Run one function of the method's client half for one client."""
+        self._begin(request.round)
+        client = Client(self, number, request.round, dict(state))
+        try:
+            values = getattr(self.method, request.function)(client, **request.values)
+        except Diverged as error:
+            return Reply(number, client.samples, notes=client.notes, state=state, problem=str(error))
+        return Reply(number, client.samples, values, client.notes, client.state)
+
+    def evaluate(self, request: Request, number: int) -> Reply:
+        """Correct answers and summed loss on the `number`-th block of test images."""
+        self._begin(request.round)
+        weights = request.values["weights"]
+        assert isinstance(weights, Weights)
+        rows = torch.split(torch.arange(len(self.data.y_test)), FORWARD_BATCH)[number]
+        logits = self.forward(self.frozen("outputs", weights), self.data.x_test, rows).logits
+        labels = self.data.y_test[rows]
+        correct = int((logits.argmax(1) == labels).sum())
+        loss = float(F.cross_entropy(logits, labels, reduction="none").sum(dtype=torch.float64))
+        return Reply(number, len(rows), notes={"accuracy": (correct, len(rows)), "loss": (loss, len(rows))})
+
+    @property
+    def test_blocks(self) -> int:
+        return math.ceil(len(self.data.y_test) / FORWARD_BATCH)
+
+    def _begin(self, round: int) -> None:
+        if round != self._round:
+            self._round = round
+            self.cache.clear()

@@ -1,0 +1,156 @@
+"""A model's weights as one flat vector with names, and the arithmetic that servers do on them.
+
+Weights are the trainable parameters followed by every other floating-point tensor of the model
+(frozen parameters, BatchNorm's running statistics): all of it is averaged. Integer buffers such as
+`num_batches_tracked` are not weights; they stay with the model and start anew in each local training.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count
+from math import prod
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedcsd.errors import Diverged, UserError
+
+
+def float_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The floating-point buffers that belong to the model's saved state."""
+    saved = module.state_dict().keys()
+    for name, buffer in module.named_buffers():
+        if name in saved and buffer.is_floating_point():
+            yield name, buffer
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where each named tensor lies in the flat vector; the first `trainable` numbers are trained."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    trainable: int
+
+    @classmethod
+    def of(cls, module: nn.Module) -> "Layout":
+        parameters = list(module.named_parameters())
+        trained = [(n, p) for n, p in parameters if p.requires_grad]
+        frozen = [(n, p) for n, p in parameters if not p.requires_grad]
+        tensors = [*trained, *frozen, *float_buffers(module)]
+        dtypes = {str(t.dtype) for _, t in tensors}
+        if len(dtypes) != 1 or not trained:
+            raise UserError(
+                f"the model mixes {', '.join(sorted(dtypes))}: give it one floating-point type, for example with .float()"
+                if len(dtypes) > 1
+                else "the model has no trainable parameters"
+            )
+        return cls(
+            names=tuple(n for n, _ in tensors),
+            shapes=tuple(tuple(t.shape) for _, t in tensors),
+            trainable=sum(p.numel() for _, p in trained),
+        )
+
+    @property
+    def size(self) -> int:
+        return sum(prod(shape) for shape in self.shapes)
+
+    def split(self, flat: Tensor) -> dict[str, Tensor]:
+        """Views of the flat vector [size], by name and in shape."""
+        views, start = {}, 0
+        for name, shape in zip(self.names, self.shapes, strict=True):
+            stop = start + prod(shape)
+            views[name] = flat[start:stop].view(shape)
+            start = stop
+        return views
+
+
+_tokens = count(1)
+
+
+def reserve_tokens(used: int) -> None:
+    """After a resume: give no token again that the checkpoint has used."""
+    global _tokens
+    _tokens = count(max(used, next(_tokens)) + 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    """Named tensors over one flat vector. Never changed in place; arithmetic makes new ones.
+
+    `token` identifies the value, so that nobody sends or computes twice what is known already.
+    `recipe` says that this is `lerp(first, second, t)` of two other values, by token: whoever holds
+    those two can make this one without being sent it.
+    """
+
+    layout: Layout
+    flat: Tensor
+    token: int = 0
+    recipe: tuple[int, int, float] | None = None
+
+    def __post_init__(self) -> None:
+        if not self.token:
+            object.__setattr__(self, "token", next(_tokens))
+
+    @property
+    def parameters(self) -> Tensor:
+        """The trainable part, flat: what regularisers and control variates act on."""
+        return self.flat[: self.layout.trainable]
+
+    @property
+    def others(self) -> Tensor:
+        """Everything that is averaged but not trained, flat."""
+        return self.flat[self.layout.trainable :]
+
+    @property
+    def nbytes(self) -> int:
+        return self.flat.nbytes
+
+    def named(self) -> dict[str, Tensor]:
+        return self.layout.split(self.flat)
+
+    def like(self, flat: Tensor) -> "Weights":
+        """New weights of the same layout."""
+        return Weights(self.layout, flat)
+
+
+class Weighted(Protocol):
+    """What can be averaged: a reply with a number of samples and weights."""
+
+    @property
+    def samples(self) -> int: ...
+    @property
+    def weights(self) -> Weights: ...
+
+
+def weighted_mean(replies: Iterable[Weighted]) -> Weights:
+    """`Σ p_k w_k` with `p_k = n_k / Σ n_j` over these replies, folded in as they arrive.
+
+    The sum is kept in float64, so that clients with equal weights average to exactly those.
+    """
+    total, samples = None, 0
+    for reply in replies:
+        if total is None:
+            total = torch.zeros_like(reply.weights.flat, dtype=torch.float64)
+        first = reply.weights
+        total.add_(first.flat, alpha=reply.samples)
+        samples += reply.samples
+    if total is None:
+        raise Diverged("no client of this round returned usable weights")
+    return first.like((total / samples).to(first.flat.dtype))
+
+
+def lerp(first: Weights, second: Weights, t: float) -> Weights:
+    """`(1 − t)·first + t·second`: the moving average of models."""
+    flat = torch.lerp(first.flat, second.flat, t)
+    return Weights(first.layout, flat, recipe=(first.token, second.token, t))
+
+
+Value = Weights | Tensor | int | float
+Values = Mapping[str, Value]
+
+
+def nbytes(value: Value) -> int:
+    """Bytes of a value when it is sent."""
+    return value.nbytes if isinstance(value, (Weights, Tensor)) else 8
