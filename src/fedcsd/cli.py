@@ -117,21 +117,23 @@ def run(
     from fedcsd import experiments
     from fedcsd.console import Training
 
+    job = experiments.begin(values, out=target, overwrite=overwrite)
     with Training() as training:
-        finished = experiments.start(
-            values,
-            out=target,
-            overwrite=overwrite,
-            on_round=training.follow(str(values["method"].get("name", "fedcsd"))),
-        )
+        finished = experiments.train(job, training.follow(values["method"]["name"], job.rounds))
     show_finished(finished)
 
 
 @cli.command()
 @click.argument("path", type=click.Path(path_type=Path), metavar="RUN")
 @click.option("--rounds", type=int, help="train for this many rounds in all instead of what was asked for")
+@click.option("--lr", type=float, help="another learning rate from here on, after a divergence")
+@click.option(
+    "--on-divergence",
+    type=click.Choice(["stop", "skip"]),
+    help="what to do from here on when a loss is not finite",
+)
 @click.option("--workers", type=int, help="worker processes; does not change the result")
-def resume(path: Path, rounds: int | None, workers: int | None) -> None:
+def resume(path: Path, **changes: Any) -> None:
     """Go on with a run that was cut off, to the same weights bit for bit.
 
     \b
@@ -140,17 +142,15 @@ def resume(path: Path, rounds: int | None, workers: int | None) -> None:
     """
     from fedcsd import experiments
     from fedcsd.console import Training, say
-    from fedcsd.runs import RunDirectory
 
-    directory = RunDirectory.open(path)
-    summary = directory.summary
-    if summary is not None and (rounds or 0) <= summary["rounds"]:
-        say(
-            f"{path} is finished: {summary['rounds']} rounds. `fedcsd resume {path} --rounds N` trains it for longer."
-        )
-    with Training() as training:
-        follow = training.follow(directory.settings["method"]["name"])
-        finished = experiments.resume(path, rounds=rounds, workers=workers, on_round=follow)
+    job = experiments.take_up(path, changes=changes)
+    if job is None:
+        finished = experiments.load_run(path)
+        done = finished.summary["rounds"]
+        say(f"{path} is finished: {done} rounds. `fedcsd resume {path} --rounds N` trains it for longer.")
+    else:
+        with Training() as training:
+            finished = experiments.train(job, training.follow(job.config["method"]["name"], job.rounds))
     show_finished(finished)
 
 
@@ -200,14 +200,14 @@ def compare(
     from fedcsd.console import Training
 
     total = len(comparing.parse_methods(methods)) * len(numbers)
-    started = iter(range(1, total + 1))
+    left = iter(range(total - 1, -1, -1))
     with Training() as training:
         result = comparing.compare(
             methods,
             numbers,
             out=out,
             overwrite=overwrite,
-            on_start=lambda label, seed: training.follow(f"{label} seed {seed}", total - next(started)),
+            on_start=lambda label, seed, rounds: training.follow(f"{label} seed {seed}", rounds, next(left)),
             **values,
         )
     show_comparison(out, result.rows, numbers)
@@ -229,9 +229,9 @@ def list_(what: str) -> None:
             cls = methods.load(name)
             say(f"[bold]{name}[/bold]  {cls.__doc__}")
             if options := describe(cls):
-                show_table(["option", "default", "meaning"], options)
+                show_table(["option", "default", "meaning"], options, left=3)
         return
-    show_table([what, ""], list_entries(what))
+    show_table([what, ""], list_entries(what), left=2)
     if what == "datasets":
         say("or an .npz file with x_train, y_train, x_test, y_test")
 

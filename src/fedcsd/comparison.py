@@ -9,7 +9,18 @@ from typing import Any
 
 from fedcsd.config import layered, parse_assignments
 from fedcsd.errors import UserError
-from fedcsd.experiments import OnRound, Run, config_of, load_run, make_method, prepare, resume, start
+from fedcsd.experiments import (
+    Job,
+    OnRound,
+    Run,
+    begin,
+    config_of,
+    load_run,
+    make_method,
+    prepare,
+    take_up,
+    train,
+)
 from fedcsd.runs import RunDirectory, write_whole
 
 IRRELEVANT = ("workers", "checkpoint_every")  # settings that do not change a result
@@ -100,13 +111,13 @@ def compare(
     *,
     out: str | Path | None = None,
     overwrite: bool = False,
-    on_start: Callable[[str, int], OnRound | None] | None = None,
+    on_start: Callable[[str, int, int], OnRound | None] | None = None,
     **settings: Any,
 ) -> Comparison:
     """Run every method with every seed on the same settings.
 
     With `out`, finished runs found there are taken as they are and unfinished ones are resumed, so
-    that calling again goes on where it was cut off. `on_start(label, seed)` may give a callback for
+    that calling again goes on where it was cut off. `on_start(label, seed, rounds)` may give a callback for
     that run's rounds.
     """
     entries = parse_methods(methods) if isinstance(methods, str) else {k: dict(v) for k, v in methods.items()}
@@ -123,8 +134,10 @@ def compare(
     runs: dict[str, list[Run]] = {label: [] for label in entries}
     for label, seed, wanted in plan:
         path = folder / run_name(label, seed) if folder else None
-        on_round = on_start(label, seed) if on_start else None
-        runs[label].append(_run_or_resume(wanted, path, overwrite, on_round))
+        job = _job(wanted, path, overwrite)
+        on_round = on_start(label, seed, job.rounds) if on_start and job else None
+        assert job or path
+        runs[label].append(train(job, on_round) if job else load_run(path))  # type: ignore[arg-type]
     comparison = Comparison(rows(runs), runs, list(seeds), folder, folder / "curves.png" if folder else None)
     if folder:
         _write(comparison, folder)
@@ -155,14 +168,11 @@ def _check(plan: Sequence[tuple[str, int, dict[str, Any]]], folder: Path | None,
     prepare(plan[0][2])
 
 
-def _run_or_resume(
-    wanted: dict[str, Any], path: Path | None, overwrite: bool, on_round: OnRound | None
-) -> Run:
+def _job(wanted: dict[str, Any], path: Path | None, overwrite: bool) -> Job | None:
+    """What is to be trained for one cell of the comparison; None if it is finished."""
     if path is None or overwrite or not (path / "config.toml").exists():
-        return start(wanted, out=path, overwrite=overwrite, on_round=on_round)
-    if RunDirectory.open(path).summary is not None:
-        return load_run(path)
-    return resume(path, workers=wanted.get("workers"), on_round=on_round)
+        return begin(wanted, out=path, overwrite=overwrite)
+    return take_up(path, changes={"workers": wanted.get("workers")})
 
 
 def rows(runs: Mapping[str, Sequence[Run]]) -> list[Row]:

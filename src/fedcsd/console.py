@@ -7,7 +7,7 @@ from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 console = Console(highlight=False)
@@ -37,7 +37,6 @@ class Training:
             console=console,
         )
         self.live = console.is_terminal
-        self.before: float | None = None  # seconds of the runs that are done, and how many rounds they had
 
     def __enter__(self) -> "Training":
         if self.live:
@@ -50,19 +49,19 @@ class Training:
         if self.live:
             self.bar.stop()
 
-    def follow(self, label: str, more: int = 0) -> "RunProgress":
+    def follow(self, label: str, rounds: int, more: int = 0) -> "RunProgress":
         """Progress of one run; `more` runs of the same length come after it."""
-        return RunProgress(self, label, more)
+        return RunProgress(self, label, rounds, more)
 
 
 class RunProgress:
     """Called after each round of one run."""
 
-    def __init__(self, training: Training, label: str, more: int):
+    def __init__(self, training: Training, label: str, rounds: int, more: int):
         self.training, self.label, self.more = training, label, more
         self.began = self.said = time.monotonic()
         self.first: int | None = None
-        self.task: TaskID | None = None
+        self.task = training.bar.add_task(label, total=rounds, note="starting")
 
     def __call__(self, record: Mapping[str, Any], rounds: int) -> None:
         now, done = time.monotonic(), record["round"]
@@ -80,18 +79,17 @@ class RunProgress:
 
     def _show(self, note: str, done: int, rounds: int, now: float) -> None:
         if self.training.live:
-            if self.task is None:
-                self.task = self.training.bar.add_task(self.label, total=rounds, note="")
-            self.training.bar.update(self.task, completed=done, note=note)
+            self.training.bar.update(self.task, completed=done, total=rounds, note=note)
         elif done == rounds or now - self.said > PLAIN_SECONDS:
             self.said = now
             print(f"{self.label}: round {done}/{rounds}  {note}", flush=True)
 
 
-def show_table(head: Sequence[str], cells: Sequence[Sequence[str]], title: str = "") -> None:
-    table = Table(title=title or None, title_justify="left", title_style="bold", header_style="bold")
+def show_table(head: Sequence[str], cells: Sequence[Sequence[str]], left: int = 1) -> None:
+    """A table; its first `left` columns are text, the others numbers."""
+    table = Table(header_style="bold")
     for index, name in enumerate(head):
-        table.add_column(name, justify="left" if index == 0 else "right")
+        table.add_column(name, justify="left" if index < left else "right")
     for row in cells:
         table.add_row(*row)
     console.print(table)

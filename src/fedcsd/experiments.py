@@ -17,14 +17,15 @@ from fedcsd.backends.local import LocalBackend, cores
 from fedcsd.config import Settings, build, layered, plain
 from fedcsd.data import Dataset
 from fedcsd.data.partition import Rows
-from fedcsd.errors import RunStopped, UserError
-from fedcsd.federation import Experiment, Federation, Record, cohort
+from fedcsd.errors import Diverged, RunStopped, UserError
+from fedcsd.federation import Experiment, Federation, Record, cohort, initial_network
 from fedcsd.methods import Method, methods
 from fedcsd.models import choose, factory
 from fedcsd.models.network import Network
 from fedcsd.runs import RunDirectory, summarise
-from fedcsd.weights import Weights
+from fedcsd.weights import Value, Weights
 
+CHANGEABLE = ("rounds", "lr", "on_divergence", "checkpoint_every", "workers")
 FROM_PYTHON = "given from Python"
 OnRound = Callable[[Record, int], object]
 """Called after every round with its record and the number of rounds in all."""
@@ -71,11 +72,10 @@ def prepare(
     settings = _resolved(settings, dataset, model)
     if parts is None:
         parts = fedcsd_data.split(dataset.y_train.numpy(), settings)
-    experiment = Experiment(
-        settings, chosen, dataset, parts, factory(model or settings.model, dataset.shape, dataset.classes)
-    )
-    _check_model(experiment)
-    return experiment
+    make = factory(model or settings.model, dataset.shape, dataset.classes)
+    network = initial_network(settings, dataset, make)
+    _check_model(network, dataset)
+    return Experiment(settings, chosen, dataset, parts, make, network, network.weights())
 
 
 def make_method(options: dict[str, Any]) -> Method:
@@ -97,15 +97,14 @@ def _resolved(settings: Settings, dataset: Dataset, model: Any) -> Settings:
     return build(Settings, {**plain(settings), **changes})
 
 
-def _check_model(experiment: Experiment) -> None:
+def _check_model(network: Network, data: Dataset) -> None:
     """Try the model on two images before any work is done."""
-    network, data = experiment.initial(), experiment.data
     network.eval()
     with torch.no_grad():
         logits = network(data.example()).logits
     if tuple(logits.shape) != (2, data.classes):
         raise UserError(
-            f"the model gives outputs of shape {list(logits.shape[1:])}, the data has {data.classes} classes: they must match"
+            f"the model gives {logits.shape[-1]} outputs and the data has {data.classes} classes: they must match"
         )
 
 
@@ -149,35 +148,73 @@ def run(
         "data": None if isinstance(data, (str, Path)) else data,
         "model": None if isinstance(model, str) else model,
     }
-    return start(
-        values,
-        given=given,
-        out=Path(out) if out is not None else None,
-        overwrite=overwrite,
-        on_round=on_round,
-    )
+    job = begin(values, given=given, out=Path(out) if out is not None else None, overwrite=overwrite)
+    return train(job, on_round)
 
 
-def start(
+@dataclass(frozen=True)
+class Job:
+    """A run that is checked and claimed, ready to train from where it stands."""
+
+    experiment: Experiment
+    config: dict[str, Any]
+    directory: RunDirectory | None
+    history: list[Record]
+    saved: tuple[dict[str, Any], dict[str, Value]] | None
+
+    @property
+    def rounds(self) -> int:
+        return self.experiment.settings.rounds
+
+
+def begin(
     values: Mapping[str, Any],
     *,
     given: Mapping[str, Any] | None = None,
-    out: Path | None,
+    out: Path | None = None,
     overwrite: bool = False,
-    on_round: OnRound | None = None,
-) -> Run:
-    """Start a run from plain settings; `given` holds objects that have no name."""
+) -> Job:
+    """A new run from plain settings; `given` holds objects from Python that have no name."""
     given = given or {}
     experiment = prepare(values, **given)
     config = config_of(experiment, given.get("data"))
     if out is None:
-        return _train(experiment, config, None, [], None, on_round)
-    size = experiment.initial().layout.size * 4
+        return Job(experiment, config, None, [], None)
     described = {**config, "facts": {"data": experiment.data.fingerprint()}}
-    directory = RunDirectory.create(
-        out, described, experiment.parts, needed=20 * size + (1 << 20), overwrite=overwrite
-    )
-    return _train(experiment, config, directory, [], None, on_round)
+    needed = 20 * experiment.weights.nbytes + (1 << 20)
+    directory = RunDirectory.create(out, described, experiment.parts, needed=needed, overwrite=overwrite)
+    return Job(experiment, config, directory, [], None)
+
+
+def take_up(
+    path: Path, *, given: Mapping[str, Any] | None = None, changes: Mapping[str, Any] | None = None
+) -> Job | None:
+    """A run as it was left, from its newest complete checkpoint; None if it is finished.
+
+    `changes` are settings that may differ from here on (CHANGEABLE); the config keeps note of them.
+    """
+    given, directory = given or {}, RunDirectory.open(path)
+    changes = {key: value for key, value in (changes or {}).items() if value is not None}
+    for key in changes:
+        if key not in CHANGEABLE:
+            raise UserError(
+                f"{key} cannot change in a run: start a new one, or change {', '.join(CHANGEABLE)}"
+            )
+    if directory.summary is not None and changes.get("rounds", 0) <= directory.summary["rounds"]:
+        return None
+    experiment = prepare({**directory.settings, **changes}, parts=directory.partition(), **given)
+    if experiment.data.fingerprint() != directory.config["facts"]["data"]:
+        raise UserError(
+            f"the data is not the data that {path} was started with: restore it, or start a new run"
+        )
+    directory.lock()
+    saved = directory.latest(experiment.network.layout)
+    history = _history_until(directory, saved[0] if saved else None)
+    if len(history) > experiment.settings.rounds:
+        raise UserError(f"{path} has {len(history)} rounds already: --rounds must be at least that")
+    (directory.path / "summary.json").unlink(missing_ok=True)
+    directory.change(len(history), changes)
+    return Job(experiment, config_of(experiment, given.get("data")), directory, history, saved)
 
 
 def resume(
@@ -186,36 +223,17 @@ def resume(
     method: Method | None = None,
     data: Any = None,
     model: Callable[..., nn.Module] | None = None,
-    rounds: int | None = None,
-    workers: int | None = None,
     on_round: OnRound | None = None,
+    **changes: Any,
 ) -> Run:
     """Go on with a run from its newest complete checkpoint; a finished run is returned as it is.
 
-    `rounds` trains a run for longer than it was meant to. Objects that were given from Python must
-    be given again.
+    Objects that were given from Python must be given again. `changes` may be rounds (to train for
+    longer than was meant), lr, on_divergence, checkpoint_every and workers.
     """
-    directory = RunDirectory.open(Path(path))
-    changes = {key: value for key, value in (("rounds", rounds), ("workers", workers)) if value is not None}
-    wanted = changes.get("rounds", directory.settings["rounds"])
-    if directory.summary is not None and wanted <= directory.summary["rounds"]:
-        return load_run(path)
-    experiment = prepare(
-        {**directory.settings, **changes}, method=method, data=data, model=model, parts=directory.partition()
-    )
-    if experiment.data.fingerprint() != directory.config["facts"]["data"]:
-        raise UserError(
-            f"the data is not the data that {path} was started with: restore it, or start a new run"
-        )
-    directory.lock()
-    saved = directory.latest(experiment.initial().layout)
-    history = _history_until(directory, saved[0] if saved else None)
-    if changes:
-        directory.update_config(**changes)
-    if rounds is not None:
-        (directory.path / "summary.json").unlink(missing_ok=True)
-    config = config_of(experiment, data)
-    return _train(experiment, config, directory, history, saved, on_round)
+    given = {"method": method, "data": data, "model": model}
+    job = take_up(Path(path), given=given, changes=changes)
+    return train(job, on_round) if job else load_run(path)
 
 
 def _history_until(directory: RunDirectory, header: dict[str, Any] | None) -> list[Record]:
@@ -241,20 +259,14 @@ def load_run(path: str | Path) -> Run:
     return Run(directory.settings, directory.history(), directory.summary, weights, directory.path)
 
 
-def _train(
-    experiment: Experiment,
-    config: dict[str, Any],
-    directory: RunDirectory | None,
-    history: list[Record],
-    saved: Any,
-    on_round: OnRound | None,
-) -> Run:
+def train(job: Job, on_round: OnRound | None = None) -> Run:
     """The rounds that are still to do, each recorded and checkpointed."""
-    settings, network = experiment.settings, experiment.initial()
-    with _sigterm_as_interrupt(), _backend(experiment, network) as backend:
-        federation = Federation(experiment, backend, network.weights())
-        if saved:
-            federation.load(*saved)
+    experiment, directory, history = job.experiment, job.directory, job.history
+    settings = experiment.settings
+    with _sigterm_as_interrupt(), _backend(experiment) as backend:
+        federation = Federation(experiment, backend)
+        if job.saved:
+            federation.load(*job.saved)
         try:
             while federation.round < settings.rounds:
                 record = federation.step()
@@ -271,43 +283,38 @@ def _train(
         except (KeyboardInterrupt, RunStopped) as error:
             if directory and federation.round > directory.rounds_saved:
                 directory.checkpoint(*federation.save())
-            raise type(error)(_with_saved(str(error), directory)).with_traceback(
-                error.__traceback__
-            ) from error.__cause__
+            change = " --lr …" if isinstance(error, Diverged) else ""
+            message = _with_saved(str(error), directory, change)
+            raise type(error)(message).with_traceback(error.__traceback__) from error.__cause__
         except OSError as error:
             raise RunStopped(_with_saved(f"cannot write: {error.strerror or error}", directory)) from error
-    return _finish(config, directory, network, federation.server.weights, history)
+    return _finish(job, federation.server.weights)
 
 
-def _with_saved(message: str, directory: RunDirectory | None) -> str:
+def _with_saved(message: str, directory: RunDirectory | None, change: str = "") -> str:
     """A message about a run that ended early, with what is saved and how to go on."""
     if directory is None:
         return message
     rounds, path = directory.rounds_saved, directory.path
     saved = f"rounds 1 to {rounds} are saved" if rounds else "no round was finished"
-    return f"{message}{'; ' if message else ''}{saved}, go on with: fedcsd resume {path}"
+    return f"{message}{'; ' if message else ''}{saved}; go on with: fedcsd resume {path}{change}"
 
 
-def _finish(
-    config: dict[str, Any],
-    directory: RunDirectory | None,
-    network: Network,
-    weights: Weights,
-    history: list[Record],
-) -> Run:
+def _finish(job: Job, weights: Weights) -> Run:
+    network, directory = job.experiment.network, job.directory
     network.load(weights)
     state = {name: tensor.detach().clone() for name, tensor in network.module.state_dict().items()}
-    summary = summarise(history)
+    summary = summarise(job.history)
     if directory:
         directory.finish(summary, save(state))
         directory.unlock()
-    return Run(config, history, summary, state, directory.path if directory else None)
+    return Run(job.config, job.history, summary, state, directory.path if directory else None)
 
 
 @contextmanager
-def _backend(experiment: Experiment, network: Network) -> Iterator[LocalBackend]:
+def _backend(experiment: Experiment) -> Iterator[LocalBackend]:
     workers = min(experiment.settings.workers or cores(), len(cohort(experiment.settings, 0)))
-    backend = LocalBackend(experiment.site(), network.layout, workers)
+    backend = LocalBackend(experiment.site(), experiment.network.layout, workers)
     try:
         yield backend
     finally:

@@ -34,17 +34,22 @@ class Experiment:
     data: Dataset
     parts: list[Rows]
     factory: Factory
+    network: Network
+    """a copy of the model in this process: to try it, for its layout, and to save the result"""
+    weights: Weights
+    """the initial ones"""
 
     def site(self) -> Site:
         return Site(
             self.settings, self.method, self.data, [torch.from_numpy(p) for p in self.parts], self.factory
         )
 
-    def initial(self) -> Network:
-        """The model with its initial weights, a function of the seed alone."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seeds.torch_seed(self.settings.seed, "weights"))
-            return Network(self.factory(), self.data.example())
+
+def initial_network(settings: Settings, data: Dataset, factory: Factory) -> Network:
+    """The model with its initial weights, a function of the seed alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seeds.torch_seed(settings.seed, "weights"))
+        return Network(factory(), data.example())
 
 
 def cohort(settings: Settings, round: int) -> list[int]:
@@ -71,9 +76,9 @@ class Tally:
 class Federation:
     """A federation in training: the server's memory, the clients' memories and the next round."""
 
-    def __init__(self, experiment: Experiment, backend: Backend, weights: Weights):
+    def __init__(self, experiment: Experiment, backend: Backend):
         self.experiment, self.backend, self.settings = experiment, backend, experiment.settings
-        self.server = Server(weights, experiment.data.classes)
+        self.server = Server(experiment.weights, experiment.data.classes)
         self.states: dict[int, Values] = {}
         self.ledger = Ledger(self.settings.clients)
         self.round = 0  # rounds done
@@ -135,8 +140,8 @@ class Federation:
     def _diverged(self, reply: Reply) -> None:
         if self.settings.on_divergence == "stop":
             raise Diverged(
-                f"round {self.round + 1}, {reply.problem}. Lower the learning rate (--lr, now {self.settings.lr:g}), "
-                "or leave such clients out with --on-divergence skip"
+                f"round {self.round + 1}, {reply.problem}: lower the learning rate (--lr, now {self.settings.lr:g}) "
+                "or leave such clients out (--on-divergence skip)"
             )
 
     def _memory(self) -> tuple[Any, ...]:

@@ -172,8 +172,13 @@ class RunDirectory:
     def settings(self) -> dict[str, Any]:
         return {key: value for key, value in self.config.items() if key not in FACTS}
 
-    def update_config(self, **changes: Any) -> None:
-        write_whole(self.path / "config.toml", tomli_w.dumps({**self.config, **changes}).encode())
+    def change(self, rounds: int, changes: Mapping[str, Any]) -> None:
+        """Settings that differ after this many rounds; the config keeps what they were before."""
+        config = self.config
+        news = [f"after round {rounds}: {k} {config[k]} -> {v}" for k, v in changes.items() if config[k] != v]
+        if news:
+            config["facts"]["changes"] = config["facts"].get("changes", []) + news
+            write_whole(self.path / "config.toml", tomli_w.dumps({**config, **changes}).encode())
 
     def _write_partition(self, parts: Sequence[Rows]) -> None:
         from io import BytesIO

@@ -137,7 +137,7 @@ def weighted_mean(replies: Iterable[Weighted]) -> Weights:
         total.add_(first.flat, alpha=reply.samples)
         samples += reply.samples
     if total is None:
-        raise Diverged("no client of this round returned usable weights")
+        raise Diverged("no client of this round returned usable weights: lower the learning rate (--lr)")
     return first.like((total / samples).to(first.flat.dtype))
 
 

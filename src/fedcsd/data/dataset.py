@@ -109,7 +109,7 @@ def load(data: Any) -> Dataset:
         return load_npz(Path(data))
     if isinstance(data, str):
         if data not in sources.names:
-            raise UserError(f"{unknown('data set', data, sources.names)}, or the path of an .npz file")
+            raise UserError(f"{unknown('data set', data, sources.names)} Or give the path of an .npz file")
         dataset: Dataset = sources.load(data)()
         return dataset
     if isinstance(data, dict):
