@@ -336,21 +336,23 @@ def guarded(arguments: list[str], debug: bool) -> int:
         return int(cli.main(arguments, prog_name="fedcsd", standalone_mode=False) or 0)
     except Exit as error:
         return error.exit_code
-    except (UserError, click.ClickException) as error:
-        status, line = (
-            2,
-            f"error: {error.format_message() if isinstance(error, click.ClickException) else error}",
-        )
-    except RunStopped as error:
-        status, line = 1, f"stopped: {error}"
-    except (KeyboardInterrupt, click.Abort) as error:
-        status, line = 130, f"interrupted: {error}" if str(error) else "interrupted"
-    except Exception as error:
-        status, line = (
-            1,
-            f"internal error: {type(error).__name__}: {error} (run again with --debug for the traceback)",
-        )
-    if debug:
-        traceback.print_exc()
-    complain(line)
-    return status
+    except (Exception, KeyboardInterrupt) as error:
+        if debug:
+            traceback.print_exc()
+        status, line = explain(error)
+        complain(line)
+        return status
+
+
+def explain(error: BaseException) -> tuple[int, str]:
+    """The exit status and the one line for something that went wrong."""
+    if isinstance(error, click.ClickException):
+        return 2, f"error: {error.format_message()}"
+    if isinstance(error, UserError):
+        return 2, f"error: {error}"
+    if isinstance(error, RunStopped):
+        return 1, f"stopped: {error}"
+    if isinstance(error, (KeyboardInterrupt, click.Abort)):
+        detail = str(error.__context__ or error)  # click wraps what the run had to say
+        return 130, f"interrupted: {detail}" if detail else "interrupted"
+    return 1, f"internal error: {type(error).__name__}: {error} (run again with --debug for the traceback)"

@@ -55,7 +55,12 @@ class Settings:
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     """An instance of a settings dataclass from plain values, each checked for name, type and range."""
-    known = {f.name: f for f in fields(cls)}  # type: ignore[arg-type]
+    return cls(**checked(cls, values, where))
+
+
+def checked(cls: type, values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """The values of a settings dataclass as their types, or a UserError that says what is wrong."""
+    known = {f.name: f for f in fields(cls)}
     hints = get_type_hints(cls)
     for name in values:
         if name not in known:
@@ -65,10 +70,9 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
                 if known
                 else UserError(f"{where} has no options, but {name} is given")
             )
-    checked = {
+    return {
         name: check(where, name, value, hints[name], known[name].metadata) for name, value in values.items()
     }
-    return cls(**checked)
 
 
 def check(where: str, name: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> Any:

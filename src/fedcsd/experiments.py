@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedcsd import data as fedcsd_data
 from fedcsd.backends.local import LocalBackend, cores
-from fedcsd.config import Settings, build, layered, plain
+from fedcsd.config import Settings, build, checked, layered, plain
 from fedcsd.data import Dataset
 from fedcsd.data.partition import Rows
 from fedcsd.errors import Diverged, RunStopped, UserError
@@ -62,7 +62,7 @@ def prepare(
     values = dict(values)
     options = dict(values.pop("method", {}))
     chosen = method or make_method(options)
-    build(type(chosen), plain(chosen), where="method")  # an object from Python is checked like the rest
+    checked(type(chosen), plain(chosen), where="method")  # an object from Python is checked like the rest
     settings = build(Settings, values)
     if data is None and settings.data == FROM_PYTHON:
         raise UserError(f"the data of this run was {FROM_PYTHON}: use fedcsd.resume(path, data=…) there")

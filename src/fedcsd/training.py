@@ -8,7 +8,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from fedcsd.exchange import Notes, Reply, Request
 from fedcsd.models import Factory
 from fedcsd.models.network import Network, Outputs
 from fedcsd.objectives import kl_divergence
-from fedcsd.weights import Value, Values, Weights
+from fedcsd.weights import Values, Weights
 
 FORWARD_BATCH = 500  # images at a time where no gradient is needed; fixed, since sums depend on it
 PROBE = 1000  # test images on which drift is measured
@@ -58,7 +58,7 @@ class Client:
     site: "Site"
     number: int
     round: int
-    state: dict[str, Value] = field(default_factory=dict)
+    state: dict[str, Any] = field(default_factory=dict)
     """named tensors and numbers that this client keeps from round to round"""
     notes: Notes = field(default_factory=dict)
 
@@ -85,7 +85,7 @@ class Client:
         """A frozen network over one epoch as training sees it, and the labels: train mode, whole
         shuffled batches only. Empty for a client smaller than a batch."""
         network = self.site.frozen("outputs", weights)
-        torch.manual_seed(seeds.torch_seed(self.site.settings.seed, "prototypes", self.round, self.number))
+        torch.manual_seed(self._torch_seed("prototypes"))
         whole = [
             part for part in self._batches("prototypes", 0) if len(part) == self.site.settings.batch_size
         ]
@@ -103,7 +103,7 @@ class Client:
         given: Mapping[str, Tensor] | None = None,
         gradient: Gradient | None = None,
         frozen_mode: Literal["eval", "train"] = "eval",
-    ) -> dict[str, Value]:
+    ) -> dict[str, Any]:
         """Local training from `weights`: SGD on `loss`, for the epochs and batches of the settings.
 
         Returns the new weights and the number of steps taken. `frozen` networks see the same images
@@ -114,7 +114,7 @@ class Client:
         network = self.site.network("student")
         network.load(weights)
         step = Sgd(network, settings)
-        torch.manual_seed(seeds.torch_seed(settings.seed, "training", self.round, self.number))
+        torch.manual_seed(self._torch_seed("training"))
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
         for epoch in range(settings.epochs):
             for part in self._batches("batches", epoch):
@@ -146,7 +146,13 @@ class Client:
         the same of the same image every epoch, or computed where that is not so."""
         if mode == "train":
             networks = {name: self.site.frozen(name, w) for name, w in frozen.items()}
-            return lambda part, images: {name: _live(network, images) for name, network in networks.items()}
+            stream = Stream(self._torch_seed("frozen"))
+
+            def live(part: Tensor, images: Tensor) -> dict[str, Outputs]:
+                with stream:
+                    return {name: _live(network, images) for name, network in networks.items()}
+
+            return live
         known = {name: self.outputs(w) for name, w in frozen.items()}
         return lambda part, images: {
             name: Outputs(out.logits[part], out.features[part]) for name, out in known.items()
@@ -158,6 +164,9 @@ class Client:
         order = seeds.rng(settings.seed, purpose, self.round, self.number, epoch).permutation(self.samples)
         return iter(torch.split(torch.from_numpy(order), settings.batch_size))
 
+    def _torch_seed(self, purpose: str) -> int:
+        return seeds.torch_seed(self.site.settings.seed, purpose, self.round, self.number)
+
     def _note_drift(self, before: Weights, after: Network) -> None:
         """How far local training moved the model on test images that belong to no client."""
         start = self.site.probe(before)
@@ -167,6 +176,21 @@ class Client:
         self.note("logit_drift", kl_divergence(start.logits, end.logits))
         self.note("feature_drift", (end.features - start.features).norm(dim=1))
         self.note("local_accuracy", (end.logits.argmax(1) == labels).float())
+
+
+class Stream:
+    """Random numbers of their own for what runs beside training, so that it does not disturb it."""
+
+    def __init__(self, seed: int):
+        self.inside = torch.Generator().manual_seed(seed).get_state()
+
+    def __enter__(self) -> None:
+        self.outside = torch.get_rng_state()
+        torch.set_rng_state(self.inside)
+
+    def __exit__(self, *_: object) -> None:
+        self.inside = torch.get_rng_state()
+        torch.set_rng_state(self.outside)
 
 
 def _live(network: Network, images: Tensor) -> Outputs:

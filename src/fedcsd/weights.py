@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import count
 from math import prod
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -148,7 +148,8 @@ def lerp(first: Weights, second: Weights, t: float) -> Weights:
 
 
 Value = Weights | Tensor | int | float
-Values = Mapping[str, Value]
+Values = Mapping[str, Any]
+"""Named values that travel or are kept. Typed loosely, so that a method can use what it put there."""
 
 
 def nbytes(value: Value) -> int:

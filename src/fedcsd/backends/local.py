@@ -178,7 +178,7 @@ class LocalBackend:
     def _collect(self) -> Iterator[tuple[Lane, bytes | None]]:
         """Answers that have arrived; None for a lane that died."""
         busy = {lane.pipe: lane for lane in self.lanes if lane.item is not None}
-        for pipe in wait(list(busy)):
+        for pipe in wait(list(busy)) if busy else []:  # all may have died while they were given work
             assert isinstance(pipe, Connection)
             lane = busy[pipe]
             try:

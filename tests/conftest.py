@@ -1,0 +1,59 @@
+"""What many tests need: a small skewed federation, and the program as a user runs it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from fedcsd.data import Dataset
+from fedcsd.experiments import prepare
+from fedcsd.federation import Experiment
+
+settings.register_profile("fedcsd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("fedcsd")
+torch.set_num_threads(1)
+
+Fedcsd = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def fedcsd(tmp_path: Path) -> Fedcsd:
+    """Runs `fedcsd …` in an empty folder."""
+
+    def call(*arguments: str, timeout: float = 120) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "fedcsd", *arguments],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env={**os.environ, "COLUMNS": "100"},
+        )
+
+    return call
+
+
+def blobs(samples: int = 120, classes: int = 3, seed: int = 0) -> Dataset:
+    """Points around one centre a class: learned in a moment, and skewed as one likes."""
+    random = np.random.default_rng(seed)
+    centres = random.normal(size=(classes, 6)) * 2
+    labels = random.integers(0, classes, 2 * samples)
+    points = (centres[labels] + random.normal(size=(2 * samples, 6))).astype(np.float32)
+    return Dataset.of_arrays(
+        points[:samples], labels[:samples], points[samples:], labels[samples:], name="blobs", classes=classes
+    )
+
+
+def small(method: Any = None, **values: Any) -> Experiment:
+    """A checked experiment on blobs."""
+    defaults = {"clients": 4, "min_samples": 2, "rounds": 2, "epochs": 2, "batch_size": 16, "beta": 0.5}
+    values = {**defaults, "data": "given from Python", **values}
+    given = {"data": values.pop("dataset", None) or blobs(), "model": values.pop("factory", None)}
+    return prepare(values, method=method, **given)

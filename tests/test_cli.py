@@ -1,0 +1,225 @@
+"""The program as a user meets it: help, results, and one clear line for every mistake."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import Fedcsd
+
+QUICK = ("--rounds", "2", "--epochs", "1")
+
+
+def test_help_is_quick_and_teaches(fedcsd: Fedcsd) -> None:
+    times = []
+    for _ in range(5):
+        began = time.perf_counter()
+        result = fedcsd("--help")
+        times.append(time.perf_counter() - began)
+    assert min(times) < 0.5
+    assert result.returncode == 0
+    for word in ("run", "resume", "compare", "list", "show", "digits"):
+        assert word in result.stdout
+
+
+def test_help_does_not_import_torch() -> None:
+    code = "import sys; from fedcsd.cli import cli; import fedcsd; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("command", ["run", "compare", "resume", "list", "show"])
+def test_every_command_has_help(fedcsd: Fedcsd, command: str) -> None:
+    result = fedcsd(command, "--help")
+    assert result.returncode == 0
+    assert "fedcsd" in result.stdout
+
+
+def test_run_show_resume(fedcsd: Fedcsd, tmp_path: Path) -> None:
+    federation = ("--method", "fedcsd", "--data", "digits", "--clients", "10", "--beta", "0.1")
+    result = fedcsd("run", *federation, *QUICK, "--seed", "0", "--workers", "2", "--out", "runs/first")
+    assert result.returncode == 0, result.stderr
+    assert "final accuracy" in result.stdout
+    assert "round 2/2" in result.stdout
+    assert (tmp_path / "runs/first/curves.png").stat().st_size > 10_000
+    shown = fedcsd("show", "runs/first")
+    assert "best round (not the result)" in shown.stdout
+    again = fedcsd("resume", "runs/first")
+    assert again.returncode == 0
+    assert "is finished: 2 rounds" in again.stdout
+
+
+def test_settings_from_a_file_options_and_set(fedcsd: Fedcsd, tmp_path: Path) -> None:
+    (tmp_path / "experiment.toml").write_text(
+        'rounds = 9\nepochs = 1\nclients = 5\n[method]\nname = "fedcsd"\nmu = 0.5\ntau = 4\n'
+    )
+    result = fedcsd(
+        "run",
+        "experiment.toml",
+        "--rounds",
+        "3",
+        "--set",
+        "method.mu=0.01",
+        "--set",
+        "rounds=1",
+        "--out",
+        "a",
+    )
+    assert result.returncode == 0, result.stderr
+    config = (tmp_path / "a/config.toml").read_text()
+    for line in ("rounds = 1", "clients = 5", "mu = 0.01", "tau = 4.0"):
+        assert line in config.splitlines()
+    # A run's own config is an experiment: the same result again.
+    assert fedcsd("run", "a/config.toml", "--out", "b").returncode == 0
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+    # Another method on the command line does not inherit the file's options.
+    assert (
+        fedcsd("run", "experiment.toml", "--method", "fedavg", "--set", "rounds=1", "--out", "c").returncode
+        == 0
+    )
+
+
+def test_runs_without_a_name_are_numbered(fedcsd: Fedcsd, tmp_path: Path) -> None:
+    for _ in range(2):
+        assert fedcsd("run", "--method", "fedavg", "--rounds", "1", "--epochs", "1").returncode == 0
+    assert {p.name for p in (tmp_path / "runs").iterdir()} == {"fedavg-digits", "fedavg-digits-2"}
+
+
+def test_compare_goes_on_where_it_was_cut_off(fedcsd: Fedcsd, tmp_path: Path) -> None:
+    command = (
+        "compare",
+        "--methods",
+        "fedavg,fedcsd:mu=0.05",
+        "--seeds",
+        "0,1",
+        *QUICK,
+        "--track-drift",
+        "--out",
+        "c",
+    )
+    first = fedcsd(*command)
+    assert first.returncode == 0, first.stderr
+    assert "±" in first.stdout
+    assert "vs fedavg" in first.stdout
+    assert "logit drift" in first.stdout
+    table = (tmp_path / "c/comparison.md").read_text()
+    for name in ("summary.json", "model.safetensors"):  # as if it had been cut off in the last run
+        (tmp_path / "c/fedcsd-mu=0.05-seed1" / name).unlink()
+    (tmp_path / "c/comparison.md").unlink()
+    second = fedcsd(*command)
+    assert second.returncode == 0, second.stderr
+    assert (tmp_path / "c/comparison.md").read_text() == table
+    assert fedcsd("show", "c").stdout in second.stdout
+    other = fedcsd(*command, "--lr", "0.5")
+    assert other.returncode == 2
+    assert "lr is 0.01 there and 0.5 here" in other.stderr
+
+
+@pytest.mark.parametrize("what", ["methods", "datasets", "models", "partitions"])
+def test_list(fedcsd: Fedcsd, what: str) -> None:
+    result = fedcsd("list", what)
+    assert result.returncode == 0
+    expected = {"methods": "fedcsd", "datasets": "digits", "models": "simple_cnn", "partitions": "dirichlet"}[
+        what
+    ]
+    assert expected in result.stdout
+
+
+BAD = [
+    (("run", "--method", "fedcds"), "unknown method 'fedcds': did you mean fedcsd?"),
+    (("run", "--data", "digit"), "unknown data set 'digit': did you mean digits?"),
+    (("run", "--model", "mlpp"), "unknown model 'mlpp': did you mean mlp?"),
+    (("run", "--partition", "dirichle"), "unknown partition 'dirichle': did you mean dirichlet?"),
+    (("run", "--set", "method.taw=1"), "unknown option of method 'taw': did you mean tau?"),
+    (("run", "--set", "round=3"), "unknown setting 'round': did you mean rounds"),
+    (
+        ("run", "--set", "method.mask=adaptiv"),
+        "unknown value of method.mask 'adaptiv': did you mean adaptive?",
+    ),
+    (("run", "--method", "fedavg", "--set", "method.mu=1"), "method has no options, but mu is given"),
+    (("run", "--bta", "0.1"), "--beta"),
+    (("rnu",), "run"),
+    (("list", "method"), "did you mean methods?"),
+    (("run", "--rounds", "0"), "rounds must be at least 1, not 0"),
+    (("run", "--participation", "1.5"), "participation must be more than 0 and at most 1, not 1.5"),
+    (("run", "--set", "lr=nan"), "lr must be more than 0, not nan"),
+    (("run", "--set", "method.mu=-1"), "method.mu must be at least 0, not -1"),
+    (("run", "--set", "clients=2.5"), "clients must be a whole number, not 2.5"),
+    (("run", "--set", "track_drift=3"), "track_drift must be true or false, not 3"),
+    (("run", "--set", "rounds"), "--set takes KEY=VALUE"),
+    (("run", "--clients", "500"), "lower --clients or --min-samples"),
+    (("run", "--clients", "100", "--beta", "0.001"), "raise --beta"),
+    (("run", "--model", "simple_cnn"), "needs images of at least 16×16"),
+    (("run", "nothing.toml"), "there is no file nothing.toml"),
+    (("run", "--data", "nothing.npz"), "there is no file nothing.npz"),
+    (("resume", "nothing"), "nothing holds no run"),
+    (("show", "nothing"), "nothing holds no run"),
+    (("compare", "--methods", "fedavg,fedcds"), "did you mean fedcsd?"),
+    (("compare", "--methods", "fedavg", "--seeds", "0,x"), "--seeds takes whole numbers"),
+    (("compare", "--methods", "fedavg,fedavg"), "names fedavg twice"),
+    (("compare", "--methods", "fedavg", "--seeds", "1,1"), "--seeds needs different whole numbers"),
+    (("run", "--out", "file.txt/run"), "choose another --out"),
+    (("run", "--out", "/proc/run"), "cannot write to /proc/run"),
+    (("run", "--out", "file.txt"), "is a file: choose another --out"),
+]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), BAD, ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
+)
+def test_mistakes_get_one_line_and_status_2(
+    fedcsd: Fedcsd, tmp_path: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    (tmp_path / "file.txt").touch()
+    result = fedcsd(*arguments)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert message in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "Traceback" not in result.stderr
+    assert {p.name for p in tmp_path.iterdir()} == {"file.txt"}  # nothing half-written is left behind
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_no_permission(fedcsd: Fedcsd, tmp_path: Path) -> None:
+    (tmp_path / "locked").mkdir(mode=0o500)
+    result = fedcsd("run", "--out", "locked/run")
+    assert result.returncode == 2
+    assert "Permission denied" in result.stderr
+
+
+def test_divergence_ends_the_run_with_advice(fedcsd: Fedcsd) -> None:
+    result = fedcsd("run", "--lr", "1e9", "--out", "run")
+    assert result.returncode == 1
+    assert "the loss is no longer finite" in result.stderr
+    assert "lower the learning rate" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_debug_shows_the_traceback(fedcsd: Fedcsd) -> None:
+    assert "Traceback" in fedcsd("run", "--data", "nothing.npz", "--debug").stderr
+
+
+def test_own_data_from_npz(fedcsd: Fedcsd, tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    y = random.integers(0, 3, 300)
+    x = (random.integers(0, 100, (300, 20, 20)) + 50 * y[:, None, None]).astype(np.uint8)
+    np.savez(tmp_path / "mine.npz", x_train=x[:200], y_train=y[:200], x_test=x[200:], y_test=y[200:])
+    result = fedcsd(
+        "run",
+        "--data",
+        "mine.npz",
+        "--clients",
+        "3",
+        "--beta",
+        "1",
+        "--rounds",
+        "3",
+        "--epochs",
+        "2",
+        "--out",
+        "run",
+    )
+    assert result.returncode == 0, result.stderr
+    assert 'model = "simple_cnn"' in (tmp_path / "run/config.toml").read_text()

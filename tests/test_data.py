@@ -1,0 +1,176 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from fedcsd.config import Settings
+from fedcsd.data import Dataset, load, split
+from fedcsd.errors import UserError
+
+
+def arrays(n: int = 20, shape: tuple[int, ...] = (4, 4), kind: str = "uint8") -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    x = random.integers(0, 256, (2 * n, *shape)).astype(kind)
+    y = np.arange(2 * n) % 3
+    return {"x_train": x[:n], "y_train": y[:n], "x_test": x[n:], "y_test": y[n:]}
+
+
+def test_digits_are_the_real_ones() -> None:
+    data = load("digits")
+    assert (len(data.y_train), len(data.y_test), data.classes, data.shape) == (1437, 360, 10, (1, 8, 8))
+    assert data.x_train.dtype == torch.uint8
+    assert int(data.x_train.max()) == 16
+    images = data.images(data.x_train)
+    assert images.mean().item() == pytest.approx(0, abs=1e-5)
+    assert images.std(correction=0).item() == pytest.approx(1, abs=1e-5)
+
+
+def test_uint8_images_are_standardised_per_channel_and_floats_left_alone() -> None:
+    data = load(arrays(shape=(3, 4, 4)))
+    images = data.images(data.x_train)
+    torch.testing.assert_close(images.mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
+    torch.testing.assert_close(images.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-5, rtol=0)
+    floats = load(arrays(shape=(3, 4, 4), kind="float64"))
+    assert floats.x_train.dtype == torch.float32
+    assert floats.images(floats.x_train) is floats.x_train
+
+
+@pytest.mark.parametrize(
+    ("shape", "expected"),
+    [
+        ((4, 4), (1, 4, 4)),
+        ((3, 4, 4), (3, 4, 4)),
+        ((4, 5, 3), (3, 4, 5)),
+        ((4, 5, 1), (1, 4, 5)),
+        ((7,), (7,)),
+    ],
+)
+def test_shapes_people_have(shape: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    assert load(arrays(shape=shape)).shape == expected
+
+
+def test_whole_numbers_up_to_255_are_images() -> None:
+    assert load(arrays(kind="int64")).x_train.dtype == torch.uint8
+
+
+def test_torch_tensors_and_tuples_are_accepted() -> None:
+    a = arrays()
+    data = load(
+        (torch.from_numpy(a["x_train"]), a["y_train"][:, None], a["x_test"], a["y_test"].astype(float))
+    )
+    assert data.y_train.shape == (20,)
+
+
+def broken(**changes: object) -> dict[str, object]:
+    return {**arrays(), **changes}
+
+
+nan = np.zeros((20, 4, 4))
+nan[7, 0, 0] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (broken(y_train=np.full(20, -1)), r"labels must lie in 0\.\.2; found -1"),
+        (broken(y_train=np.array(["cat"] * 20)), "whole numbers from 0"),
+        (broken(y_train=np.linspace(0, 1, 20)), "whole numbers from 0"),
+        (broken(y_train=np.arange(19) % 3), "x_train has 20 samples and y_train 19"),
+        (broken(x_train=nan), r"NaN or infinite values in 1 samples \(the first is sample 7\)"),
+        (broken(x_train=np.zeros((20, 5, 5), np.uint8)), "same shape and type"),
+        (broken(x_test=np.zeros((20, 4, 4))), "same shape and type"),
+        (broken(x_train=np.zeros((20, 2, 2, 2, 2))), r"must be \[N, H, W\]"),
+        (broken(x_train=np.array(["a"] * 20).reshape(20, 1, 1)), "must hold whole numbers"),
+        (broken(y_train=np.zeros(20, int), y_test=np.zeros(20, int)), "at least two classes"),
+        ({"x_train": np.zeros((3, 4, 4))}, "lacks y_train, x_test, y_test"),
+        (17, "data must be a name"),
+    ],
+)
+def test_bad_data_is_refused_with_what_is_wrong(data: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load(data)
+
+
+def test_npz_with_more_classes_than_it_shows(tmp_path) -> None:
+    np.savez(tmp_path / "a.npz", **arrays(), classes=5)
+    assert load(str(tmp_path / "a.npz")).classes == 5
+    np.savez(tmp_path / "b.npz", **arrays(), classes=2)
+    with pytest.raises(UserError, match=r"labels must lie in 0\.\.1; found 0\.\.2"):
+        load(str(tmp_path / "b.npz"))
+
+
+def test_files_that_are_not_npz(tmp_path) -> None:
+    (tmp_path / "a.npz").write_bytes(b"not a zip")
+    with pytest.raises(UserError, match="cannot read"):
+        load(str(tmp_path / "a.npz"))
+    (tmp_path / "a.csv").write_text("1,2")
+    with pytest.raises(UserError, match=r"is not an \.npz file"):
+        load(str(tmp_path / "a.csv"))
+    np.savez(tmp_path / "pickled.npz", **broken(y_train=np.array([{}] * 20, dtype=object)))
+    with pytest.raises(UserError, match="cannot read"):
+        load(str(tmp_path / "pickled.npz"))
+
+
+def test_fingerprint_tells_data_apart() -> None:
+    a, b = arrays(), arrays()
+    assert load(a).fingerprint() == load(b).fingerprint()
+    b["x_test"][0, 0, 0] ^= 1
+    assert load(a).fingerprint() != load(b).fingerprint()
+
+
+@given(
+    samples=st.integers(20, 400),
+    classes=st.integers(1, 12),
+    clients=st.integers(1, 12),
+    beta=st.sampled_from([0.01, 0.1, 0.5, 5.0, 100.0]),
+    seed=st.integers(0, 50),
+    kind=st.sampled_from(["dirichlet", "iid"]),
+)
+def test_every_sample_has_exactly_one_client(
+    samples: int, classes: int, clients: int, beta: float, seed: int, kind: str
+) -> None:
+    labels = np.random.default_rng(seed).integers(0, classes, samples)
+    settings = Settings(clients=clients, beta=beta, partition=kind, partition_seed=seed, min_samples=2)
+    try:
+        parts = split(labels, settings)
+    except UserError:
+        assume(kind == "iid" and clients * 2 <= samples)  # then there is no reason to refuse
+        raise
+    assert sorted(np.concatenate(parts).tolist()) == list(range(samples))
+    assert min(map(len, parts)) >= 2
+    again = split(labels, settings)
+    assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
+
+
+def shares(parts: list[np.ndarray], labels: np.ndarray) -> float:
+    """Mean share of a client's largest class."""
+    return float(np.mean([np.bincount(labels[p]).max() / len(p) for p in parts]))
+
+
+def test_smaller_beta_is_more_skewed_and_the_seed_is_its_own() -> None:
+    labels = np.random.default_rng(0).integers(0, 10, 5000)
+    skews = [shares(split(labels, Settings(beta=beta)), labels) for beta in (0.1, 0.5, 100.0)]
+    assert skews[0] > skews[1] > skews[2]
+    assert skews[2] < 0.16
+    a, b, c = (split(labels, Settings(seed=s, partition_seed=p)) for s, p in ((0, 0), (1, 0), (0, 1)))
+    assert all(np.array_equal(x, y) for x, y in zip(a, b, strict=True))
+    assert not all(np.array_equal(x, y) for x, y in zip(a, c, strict=True))
+
+
+def test_no_client_is_filled_far_beyond_its_share() -> None:
+    """A client that has its fair share gets no more of the classes that follow."""
+    labels = np.random.default_rng(0).integers(0, 10, 5000)
+    for seed in range(20):
+        sizes = [len(p) for p in split(labels, Settings(beta=0.1, partition_seed=seed))]
+        assert max(sizes) <= 500 + np.bincount(labels).max()
+
+
+def test_a_partition_that_cannot_be_met_ends_with_advice() -> None:
+    labels = np.zeros(1000, dtype=int)
+    with pytest.raises(UserError, match=r"1000 tries.*raise --beta, lower --clients or --min-samples"):
+        split(labels, Settings(clients=10, beta=0.001, min_samples=50))
+
+
+def test_dataset_is_what_python_users_get() -> None:
+    assert isinstance(load(load("digits")), Dataset)

@@ -1,0 +1,106 @@
+"""`import fedcsd` for notebooks."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import blobs
+from torch import nn
+
+import fedcsd
+
+
+def test_the_call_from_the_readme() -> None:
+    run = fedcsd.run(data="digits", method=fedcsd.FedCSD(mu=0.01), clients=10, beta=0.1, rounds=2, epochs=1)
+    assert len(run.history) == 2
+    assert run.path is None
+    assert run.accuracy == run.history[-1]["test_accuracy"]
+    assert set(run.weights) == {"1.weight", "1.bias", "3.weight", "3.bias", "5.weight", "5.bias"}
+    assert run.settings["method"]["mu"] == 0.01
+
+
+def test_own_model_and_arrays_as_closures() -> None:
+    """Things that only exist in a notebook, and could not be pickled, work on every worker."""
+    hidden = 5
+
+    def model(shape: tuple[int, ...], classes: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(int(np.prod(shape)), hidden), nn.Tanh(), nn.Linear(hidden, classes)
+        )
+
+    x = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    y = (x[:, 0] > 0).astype(int)
+    run = fedcsd.run(
+        data=(x, y, x, y), model=model, clients=3, beta=1.0, min_samples=5, rounds=8, lr=0.1, workers=2
+    )
+    assert run.weights["1.weight"].shape == (5, 4)
+    assert run.accuracy > 0.7
+    net = model((4,), 2)
+    net.load_state_dict(run.weights)
+    assert torch.equal(net[3].weight, run.weights["3.weight"])  # type: ignore[index]
+
+
+def test_factories_with_and_without_arguments() -> None:
+    for model in (
+        lambda: nn.Sequential(nn.Linear(6, 3)),
+        lambda shape, classes: nn.Sequential(nn.Linear(*shape, classes)),
+    ):
+        fedcsd.run(data=blobs(), model=model, clients=4, min_samples=2, rounds=1, method="fedavg")
+    with pytest.raises(fedcsd.UserError, match="not a model"):
+        fedcsd.run(data=blobs(), model=nn.Linear(6, 3), clients=4, rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": lambda: nn.Sequential(nn.Linear(6, 7))}, "7 outputs and the data has 3 classes"),
+        ({"model": lambda: nn.Sequential(nn.Linear(9, 3))}, "do not fit the model"),
+        ({"model": lambda: nn.Sequential(nn.Linear(6, 3), nn.Softmax(1))}, "does not end in an nn.Linear"),
+        ({"clint": 3}, "did you mean clients"),
+        ({"method": "fedcds"}, "did you mean fedcsd"),
+        ({"method": fedcsd.FedCSD(tau=0.0)}, "method.tau must be more than 0"),
+        ({"method": fedcsd.FedCSD(mask="soft")}, "unknown value of method.mask"),  # type: ignore[arg-type]
+    ],
+)
+def test_mistakes_are_user_errors(changes: dict, message: str) -> None:
+    with pytest.raises(fedcsd.UserError, match=message):
+        fedcsd.run(**{"data": blobs(), "clients": 4, "min_samples": 2, "rounds": 1, **changes})
+
+
+def test_callbacks_see_every_round() -> None:
+    seen: list[tuple[int, int]] = []
+    fedcsd.run(
+        data=blobs(),
+        clients=4,
+        min_samples=2,
+        rounds=3,
+        on_round=lambda r, rounds: seen.append((r["round"], rounds)),
+    )
+    assert seen == [(1, 3), (2, 3), (3, 3)]
+
+
+def test_compare_in_memory() -> None:
+    result = fedcsd.compare("fedavg,fedcsd:mu=0", seeds=[0, 1], data="digits", rounds=1, epochs=1)
+    assert [row.label for row in result.rows] == ["fedavg", "fedcsd:mu=0"]
+    assert result.rows[1].differences == [0, 0]
+    assert "| fedcsd:mu=0 |" in result.markdown()
+
+
+def test_random_state_of_the_caller_is_left_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    fedcsd.run(data=blobs(), clients=4, min_samples=2, rounds=1)
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_importing_is_quick_and_names_are_there() -> None:
+    code = (
+        "import sys, fedcsd; assert 'torch' not in sys.modules\n"
+        "assert all(getattr(fedcsd, n) for n in fedcsd.__all__); assert callable(fedcsd.compare)"
+    )
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+    with pytest.raises(AttributeError, match="no attribute 'fedprox'"):
+        _ = fedcsd.fedprox  # type: ignore[attr-defined]
