@@ -119,7 +119,8 @@ def run(
 
     job = experiments.begin(values, out=target, overwrite=overwrite)
     with Training() as training:
-        finished = experiments.train(job, training.follow(values["method"]["name"], job.rounds))
+        follow = training.follow(values["method"]["name"], job.rounds)
+        finished = experiments.train(job, follow)
     show_finished(finished)
 
 
@@ -150,7 +151,8 @@ def resume(path: Path, **changes: Any) -> None:
         say(f"{path} is finished: {done} rounds. `fedcsd resume {path} --rounds N` trains it for longer.")
     else:
         with Training() as training:
-            finished = experiments.train(job, training.follow(job.config["method"]["name"], job.rounds))
+            follow = training.follow(job.config["method"]["name"], job.rounds)
+            finished = experiments.train(job, follow)
     show_finished(finished)
 
 
@@ -330,8 +332,6 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def guarded(arguments: list[str], debug: bool) -> int:
-    from fedcsd.console import complain
-
     try:
         return int(cli.main(arguments, prog_name="fedcsd", standalone_mode=False) or 0)
     except Exit as error:
@@ -340,7 +340,7 @@ def guarded(arguments: list[str], debug: bool) -> int:
         if debug:
             traceback.print_exc()
         status, line = explain(error)
-        complain(line)
+        print(line, file=sys.stderr, flush=True)
         return status
 
 

@@ -11,7 +11,6 @@ from fedcsd.config import layered, parse_assignments
 from fedcsd.errors import UserError
 from fedcsd.experiments import (
     Job,
-    OnRound,
     Run,
     begin,
     config_of,
@@ -21,6 +20,7 @@ from fedcsd.experiments import (
     take_up,
     train,
 )
+from fedcsd.federation import Watch
 from fedcsd.runs import RunDirectory, write_whole
 
 IRRELEVANT = ("workers", "checkpoint_every")  # settings that do not change a result
@@ -111,14 +111,14 @@ def compare(
     *,
     out: str | Path | None = None,
     overwrite: bool = False,
-    on_start: Callable[[str, int, int], OnRound | None] | None = None,
+    on_start: Callable[[str, int, int], Watch] | None = None,
     **settings: Any,
 ) -> Comparison:
     """Run every method with every seed on the same settings.
 
     With `out`, finished runs found there are taken as they are and unfinished ones are resumed, so
-    that calling again goes on where it was cut off. `on_start(label, seed, rounds)` may give a callback for
-    that run's rounds.
+    that calling again goes on where it was cut off. `on_start(label, seed, rounds)` gives
+    what watches that run.
     """
     entries = parse_methods(methods) if isinstance(methods, str) else {k: dict(v) for k, v in methods.items()}
     if not seeds or len(set(seeds)) != len(seeds):
@@ -135,9 +135,9 @@ def compare(
     for label, seed, wanted in plan:
         path = folder / run_name(label, seed) if folder else None
         job = _job(wanted, path, overwrite)
-        on_round = on_start(label, seed, job.rounds) if on_start and job else None
+        watch = on_start(label, seed, job.rounds) if on_start and job else None
         assert job or path
-        runs[label].append(train(job, on_round) if job else load_run(path))  # type: ignore[arg-type]
+        runs[label].append(train(job, watch) if job else load_run(path))  # type: ignore[arg-type]
     comparison = Comparison(rows(runs), runs, list(seeds), folder, folder / "curves.png" if folder else None)
     if folder:
         _write(comparison, folder)

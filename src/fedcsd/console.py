@@ -1,6 +1,5 @@
 """What a person sees in the terminal: progress while training, tables at the end."""
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import TracebackType
@@ -9,6 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
+
+from fedcsd.federation import Watch
 
 console = Console(highlight=False)
 
@@ -54,16 +55,17 @@ class Training:
         return RunProgress(self, label, rounds, more)
 
 
-class RunProgress:
-    """Called after each round of one run."""
+class RunProgress(Watch):
+    """Shows one run."""
 
     def __init__(self, training: Training, label: str, rounds: int, more: int):
         self.training, self.label, self.more = training, label, more
         self.began = self.said = time.monotonic()
         self.first: int | None = None
+        self.note = "starting"
         self.task = training.bar.add_task(label, total=rounds, note="starting")
 
-    def __call__(self, record: Mapping[str, Any], rounds: int) -> None:
+    def round(self, record: Mapping[str, Any], rounds: int) -> None:
         now, done = time.monotonic(), record["round"]
         if self.first is None:
             self.first = done - 1
@@ -74,10 +76,17 @@ class RunProgress:
             parts.append(f"drift {record['logit_drift']:.2f}")
         if record["diverged"]:
             parts.append(f"{record['diverged']} left out")
-        parts.append(f"{duration(left)} left" if left else f"in {duration(now - self.began)}")
+        parts.append(f"in {duration(now - self.began)}" if done == rounds else f"{duration(left)} left")
         self._show("  ".join(parts), done, rounds, now)
 
+    def reply(self, function: str, done: int, clients: int) -> None:
+        """Within a round, on a terminal: how many clients have answered."""
+        if self.training.live and time.monotonic() - self.said > 0.2:
+            self.said = time.monotonic()
+            self.training.bar.update(self.task, note=f"{self.note}  [dim]{function} {done}/{clients}[/dim]")
+
     def _show(self, note: str, done: int, rounds: int, now: float) -> None:
+        self.note = note
         if self.training.live:
             self.training.bar.update(self.task, completed=done, total=rounds, note=note)
         elif done == rounds or now - self.said > PLAIN_SECONDS:
@@ -138,8 +147,3 @@ def sparkline(values: Sequence[float], width: int = 60) -> str:
 
 def say(text: str = "") -> None:
     console.print(text, soft_wrap=True)
-
-
-def complain(text: str) -> None:
-    """One line on standard error."""
-    print(text, file=sys.stderr, flush=True)

@@ -18,7 +18,7 @@ from fedcsd.config import Settings, build, checked, layered, plain
 from fedcsd.data import Dataset
 from fedcsd.data.partition import Rows
 from fedcsd.errors import Diverged, RunStopped, UserError
-from fedcsd.federation import Experiment, Federation, Record, cohort, initial_network
+from fedcsd.federation import Experiment, Federation, Record, Watch, cohort, initial_network
 from fedcsd.methods import Method, methods
 from fedcsd.models import choose, factory
 from fedcsd.models.network import Network
@@ -29,6 +29,17 @@ CHANGEABLE = ("rounds", "lr", "on_divergence", "checkpoint_every", "workers")
 FROM_PYTHON = "given from Python"
 OnRound = Callable[[Record, int], object]
 """Called after every round with its record and the number of rounds in all."""
+
+
+class EachRound(Watch):
+    """Calls a function after each round."""
+
+    def __init__(self, on_round: OnRound | None):
+        self.on_round = on_round
+
+    def round(self, record: Record, rounds: int) -> None:
+        if self.on_round:
+            self.on_round(record, rounds)
 
 
 @dataclass(frozen=True)
@@ -149,7 +160,7 @@ def run(
         "model": None if isinstance(model, str) else model,
     }
     job = begin(values, given=given, out=Path(out) if out is not None else None, overwrite=overwrite)
-    return train(job, on_round)
+    return train(job, EachRound(on_round))
 
 
 @dataclass(frozen=True)
@@ -233,7 +244,7 @@ def resume(
     """
     given = {"method": method, "data": data, "model": model}
     job = take_up(Path(path), given=given, changes=changes)
-    return train(job, on_round) if job else load_run(path)
+    return train(job, EachRound(on_round)) if job else load_run(path)
 
 
 def _history_until(directory: RunDirectory, header: dict[str, Any] | None) -> list[Record]:
@@ -259,12 +270,12 @@ def load_run(path: str | Path) -> Run:
     return Run(directory.settings, directory.history(), directory.summary, weights, directory.path)
 
 
-def train(job: Job, on_round: OnRound | None = None) -> Run:
+def train(job: Job, watch: Watch | None = None) -> Run:
     """The rounds that are still to do, each recorded and checkpointed."""
     experiment, directory, history = job.experiment, job.directory, job.history
     settings = experiment.settings
     with _sigterm_as_interrupt(), _backend(experiment) as backend:
-        federation = Federation(experiment, backend)
+        federation = Federation(experiment, backend, watch)
         if job.saved:
             federation.load(*job.saved)
         try:
@@ -278,8 +289,7 @@ def train(job: Job, on_round: OnRound | None = None) -> Run:
                         or federation.round == settings.rounds
                     ):
                         directory.checkpoint(*federation.save())
-                if on_round:
-                    on_round(record, settings.rounds)
+                federation.watch.round(record, settings.rounds)
         except (KeyboardInterrupt, RunStopped) as error:
             if directory and federation.round > directory.rounds_saved:
                 directory.checkpoint(*federation.save())

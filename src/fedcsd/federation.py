@@ -25,6 +25,16 @@ Record = dict[str, Any]
 """What is known of one round, as one line of metrics.jsonl."""
 
 
+class Watch:
+    """Told what happens in training, for whoever wants to show it; this one shows nothing."""
+
+    def reply(self, function: str, done: int, clients: int) -> None:
+        """A client has answered: what was asked, how many have answered, of how many."""
+
+    def round(self, record: Record, rounds: int) -> None:
+        """A round is done, recorded and saved; there are `rounds` in all."""
+
+
 @dataclass(frozen=True)
 class Experiment:
     """All that a run is made of, checked and ready to start."""
@@ -76,11 +86,12 @@ class Tally:
 class Federation:
     """A federation in training: the server's memory, the clients' memories and the next round."""
 
-    def __init__(self, experiment: Experiment, backend: Backend):
+    def __init__(self, experiment: Experiment, backend: Backend, watch: Watch | None = None):
         self.experiment, self.backend, self.settings = experiment, backend, experiment.settings
         self.server = Server(experiment.weights, experiment.data.classes)
         self.states: dict[int, Values] = {}
         self.ledger = Ledger(self.settings.clients)
+        self.watch = watch or Watch()
         self.round = 0  # rounds done
         self.record: Record = {}  # of the last one
         experiment.method.start(self.server)
@@ -124,7 +135,8 @@ class Federation:
             present = [k for k in clients if k not in tally.left_out]
             tally.bytes_down += self.ledger.send(self.round, present, values)
             request = Request(self.round, function.__name__, values)
-            for reply in self.backend.ask(request, present, self.states):
+            for done, reply in enumerate(self.backend.ask(request, present, self.states), 1):
+                self.watch.reply(function.__name__, done, len(present))
                 tally.notes.append(reply.notes if not reply.problem else {})
                 if reply.problem:
                     self._diverged(reply)
