@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -162,12 +163,15 @@ def test_clients_return_to_the_lane_that_knows_their_teacher() -> None:
     experiment = small(fedcsd.FedCSD(), clients=8)
     backend = LocalBackend(experiment.site(), experiment.network.layout, 2)
     try:
+        first, second = backend.lanes
+        backend.homes = {0: second, 1: first, 2: second}
+        assert backend._choose(first, deque([0, 1, 2, 3]), "train") == 1  # its own, though 0 is larger
+        assert backend._choose(first, deque([0, 2, 3]), "train") == 3  # then one that is nobody's
+        assert backend._choose(first, deque([0, 2]), "train") == 0  # then another lane's, rather than wait
+        assert backend.homes == {0: first, 1: first, 2: second, 3: first}
         values = {"weights": experiment.weights, "teacher": experiment.weights}
-        list(backend.ask(Request(0, "prototypes", values), range(8), {}))
-        homes = dict(backend.homes)
-        list(backend.ask(Request(0, "train", {**values, "prototypes": torch.eye(3)}), range(8), {}))
-        stayed = sum(backend.homes[k] is homes[k] for k in range(8))
-        assert stayed >= 6  # a lane with nothing left of its own takes over one of another's
+        list(backend.ask(Request(1, "prototypes", values), range(8), {}))
+        assert set(backend.homes) == set(range(8))  # a new round starts afresh
     finally:
         backend.close()
 
