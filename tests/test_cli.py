@@ -153,7 +153,7 @@ BAD = [
     (("run", "--clients", "100", "--beta", "0.001"), "raise --beta"),
     (("run", "--model", "simple_cnn"), "needs images of at least 16×16"),
     (("run", "nothing.toml"), "there is no file nothing.toml"),
-    (("run", "--data", "nothing.npz"), "there is no file nothing.npz"),
+    (("run", "--data", "nothing.npz"), "there is no file or folder nothing.npz"),
     (("resume", "nothing"), "nothing holds no run"),
     (("show", "nothing"), "nothing holds no run"),
     (("compare", "--methods", "fedavg,fedcds"), "did you mean fedcsd?"),

@@ -64,5 +64,8 @@ def test_layers() -> None:
     }
     assert layered({"method": {"name": "x", "mu": 1}}, {"method": "y"}) == {"method": {"name": "y"}}
     assert layered({"method": {"name": "x", "mu": 1}}, {"method": "x"}) == {"method": {"name": "x", "mu": 1}}
+    assert layered({"data": "digits"}, {"data": {"classes": 62}}) == {
+        "data": {"name": "digits", "classes": 62}
+    }
     with pytest.raises(UserError, match="method must be"):
         layered({"method": 3})

@@ -5,8 +5,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fedcsd.config import Settings
-from fedcsd.data import Dataset, load, split
+from fedcsd.data import Dataset, load
+from fedcsd.data import split as split_by
 from fedcsd.errors import UserError
+
+
+def split(labels, settings, name="dirichlet", groups=None, **options):
+    return split_by(labels, settings, {"name": name, **options}, groups)
 
 
 def arrays(n: int = 20, shape: tuple[int, ...] = (4, 4), kind: str = "uint8") -> dict[str, np.ndarray]:
@@ -84,7 +89,7 @@ nan[7, 0, 0] = np.nan
         (broken(x_train=np.array(["a"] * 20).reshape(20, 1, 1)), "must hold whole numbers"),
         (broken(y_train=np.zeros(20, int), y_test=np.zeros(20, int)), "at least two classes"),
         ({"x_train": np.zeros((3, 4, 4))}, "lacks y_train, x_test, y_test"),
-        (17, "data must be a name"),
+        (17, "data must be a name, a path"),
     ],
 )
 def test_bad_data_is_refused_with_what_is_wrong(data: object, message: str) -> None:
@@ -105,7 +110,7 @@ def test_files_that_are_not_npz(tmp_path) -> None:
     with pytest.raises(UserError, match="cannot read"):
         load(str(tmp_path / "a.npz"))
     (tmp_path / "a.csv").write_text("1,2")
-    with pytest.raises(UserError, match=r"is not an \.npz file"):
+    with pytest.raises(UserError, match=r"is not an \.npz file, a \.parquet file or a folder"):
         load(str(tmp_path / "a.csv"))
     np.savez(tmp_path / "pickled.npz", **broken(y_train=np.array([{}] * 20, dtype=object)))
     with pytest.raises(UserError, match="cannot read"):
@@ -131,15 +136,15 @@ def test_every_sample_has_exactly_one_client(
     samples: int, classes: int, clients: int, beta: float, seed: int, kind: str
 ) -> None:
     labels = np.random.default_rng(seed).integers(0, classes, samples)
-    settings = Settings(clients=clients, beta=beta, partition=kind, partition_seed=seed, min_samples=2)
+    settings = Settings(clients=clients, beta=beta, partition_seed=seed, min_samples=2)
     try:
-        parts = split(labels, settings)
+        parts = split(labels, settings, kind)
     except UserError:
         assume(kind == "iid" and clients * 2 <= samples)  # then there is no reason to refuse
         raise
     assert sorted(np.concatenate(parts).tolist()) == list(range(samples))
     assert min(map(len, parts)) >= 2
-    again = split(labels, settings)
+    again = split(labels, settings, kind)
     assert all(np.array_equal(a, b) for a, b in zip(parts, again, strict=True))
 
 

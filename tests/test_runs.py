@@ -58,7 +58,7 @@ def test_a_run_directory_is_complete(tmp_path: Path) -> None:
     }
     assert wanted | {"teacher_accuracy", "target_entropy", "logit_drift", "feature_drift"} <= set(lines[-1])
     assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 2
-    parts = RunDirectory.open(tmp_path / "run").partition()
+    parts, _ = RunDirectory.open(tmp_path / "run").partition()
     assert sorted(np.concatenate(parts).tolist()) == list(range(1437))
     model = load_file(tmp_path / "run" / "model.safetensors")
     assert all(torch.equal(model[name], run.weights[name]) for name in run.weights)

@@ -1,5 +1,6 @@
 """The commands. Nothing here imports torch before a command needs it."""
 
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ import rich_click as click
 from click.exceptions import Exit
 
 from fedcsd import __version__
-from fedcsd.config import Settings, describe, layered, parse_assignments, read_toml
+from fedcsd.config import TABLES, Settings, describe, layered, parse_assignments, read_toml
 from fedcsd.errors import RunStopped, UserError, unknown
 
 click.rich_click.TEXT_MARKUP = "rich"
@@ -20,11 +21,33 @@ click.rich_click.MAX_WIDTH = 110
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
-GROUPS = {
-    "The federation": ("data", "model", "partition", "clients", "beta", "min_samples", "participation"),
-    "Training": ("rounds", "epochs", "batch_size", "lr", "momentum", "weight_decay", "on_divergence"),
-    "Reproducing": ("seed", "partition_seed", "workers", "checkpoint_every", "track_drift"),
+NAMED = {
+    "data": "data set: a name (see `fedcsd list datasets`), an .npz file, a folder of images, parquet files, or hub:owner/name",
+    "model": "network: a name (see `fedcsd list models`), your own as package.module:factory, or auto for what fits the data",
+    "partition": "how the data is dealt to clients (see `fedcsd list partitions`), or auto for what the data is for",
 }
+FEDERATION = (
+    "data_dir",
+    "train_size",
+    "clients",
+    "beta",
+    "min_samples",
+    "participation",
+    "dropout",
+    "holdout",
+)
+TRAINING = (
+    "classifier",
+    "augment",
+    "rounds",
+    "epochs",
+    "batch_size",
+    "lr",
+    "momentum",
+    "weight_decay",
+    "on_divergence",
+)
+PANELS = dict.fromkeys(FEDERATION, "The federation") | dict.fromkeys(TRAINING, "Training")
 
 
 def setting_options(*leave_out: str) -> Callable[[Command], Command]:
@@ -32,20 +55,18 @@ def setting_options(*leave_out: str) -> Callable[[Command], Command]:
 
     def decorate(command: Command) -> Command:
         hints = get_type_hints(Settings)
-        panels = {name: panel for panel, names in GROUPS.items() for name in names}
         for f in reversed([f for f in fields(Settings) if f.name not in leave_out]):
             flag, kind = "--" + f.name.replace("_", "-"), hints[f.name]
             if kind is bool:
                 flag += f"/--no-{flag[2:]}"
-            default = f"  [dim](default: {f.default})[/dim]" if kind is not bool else ""
+            default = f"  [dim](default: {f.default})[/dim]" if kind is not bool and f.default != "" else ""
             choice = click.Choice(get_args(kind)) if get_origin(kind) is Literal else kind
+            text, panel = f.metadata["meaning"] + default, PANELS.get(f.name, "Reproducing and measuring")
+            command = click.option(flag, f.name, default=None, type=choice, help=text, panel=panel)(command)
+        for name, text in reversed(NAMED.items()):
+            text += f"  [dim](default: {TABLES[name]})[/dim]"
             command = click.option(
-                flag,
-                f.name,
-                default=None,
-                type=choice,
-                help=f.metadata["meaning"] + default,
-                panel=panels[f.name],
+                f"--{name}", default=None, metavar="NAME", help=text, panel="The federation"
             )(command)
         return command
 
@@ -111,7 +132,7 @@ def run(
       fedcsd run --data mine.npz --method fedavg
     """
     values = gather(experiment, {"method": method} if method else {}, options, assignments)
-    values = layered({"method": "fedcsd"}, values)
+    values = layered(TABLES, values)
     target = out or free_name(values)
 
     from fedcsd import experiments
@@ -215,6 +236,54 @@ def compare(
     show_comparison(out, result.rows, numbers)
 
 
+@cli.command()
+@click.argument("experiment", required=False, type=click.Path(path_type=Path), metavar="[EXPERIMENT.toml]")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path),
+    help="write the picture here: clients against classes (.png, .svg or .pdf)",
+)
+@click.option(
+    "--save",
+    type=click.Path(path_type=Path),
+    help="write the partition here, for --partition saved --set partition.file=…",
+)
+@set_option
+@setting_options("seed", *TRAINING, "workers", "track_drift", "checkpoint_every", "participation", "dropout")
+def partition(
+    experiment: Path | None,
+    plot: Path | None,
+    save: Path | None,
+    assignments: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Show who would hold what, without training.
+
+    \b
+      fedcsd partition --data digits --beta 0.1 --clients 10 --plot p.png
+      fedcsd partition --data digits --partition classes --set partition.per_client=2
+    """
+    values = gather(experiment, {}, options, assignments)
+
+    from fedcsd.analysis.partitions import plot_partition, table_of
+    from fedcsd.console import say, show_table
+    from fedcsd.experiments import deal
+    from fedcsd.runs import write_partition
+
+    data, parts, held = deal(values)
+    show_table(*table_of(data, parts))
+    for path, write in (
+        (plot, lambda p: plot_partition(data, parts, p)),
+        (save, lambda p: write_partition(p, parts, held)),
+    ):
+        if path:
+            try:
+                write(path)
+            except (OSError, ValueError) as error:
+                raise UserError(f"cannot write {path}: {error}") from None
+            say(f"written: {path}")
+
+
 @cli.command(name="list")
 @click.argument("what", metavar="methods|datasets|models|partitions")
 def list_(what: str) -> None:
@@ -235,18 +304,35 @@ def list_(what: str) -> None:
         return
     show_table([what, ""], list_entries(what), left=2)
     if what == "datasets":
-        say("or an .npz file with x_train, y_train, x_test, y_test")
+        say("or a path (.npz, parquet, a folder of images), or hub:owner/name: see docs/data.md")
 
 
 def list_entries(what: str) -> list[tuple[str, str]]:
-    """Name and first line of the docstring."""
-    from fedcsd.data import partitions, sources
-    from fedcsd.models import models
+    """Name, and the first line of the docstring with the options there are."""
+    from fedcsd.data import SOURCES, partitions, source
+    from fedcsd.models import MODELS, find
 
     if what == "partitions":
-        return [(name, _first_line(function)) for name, function in partitions.items()]
-    registry = sources if what == "datasets" else models
-    return [(name, _first_line(registry.load(name))) for name in registry.names]
+        things: dict[str, Callable[..., Any]] = dict(partitions)
+    else:
+        things = (
+            {name: source(name) for name in SOURCES}
+            if what == "datasets"
+            else {name: find(name) for name in MODELS}
+        )
+    key = {"datasets": "data", "models": "model", "partitions": "partition"}[what]
+    return [(name, _first_line(thing) + _options(thing, key)) for name, thing in things.items()]
+
+
+def _options(function: Any, key: str) -> str:
+    """The options of a factory, as one sets them."""
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    hints = get_type_hints(function)
+    texts = []
+    for p in parameters:
+        choices = "|".join(map(str, get_args(hints[p.name]))) if get_origin(hints[p.name]) is Literal else ""
+        texts.append(f"{key}.{p.name}={choices or p.default}")
+    return f"  [dim]{', '.join(texts)}[/dim]" if texts else ""
 
 
 def _first_line(thing: Any) -> str:
@@ -292,7 +378,7 @@ def gather(
 
 def free_name(values: dict[str, Any]) -> Path:
     """A run directory that does not exist yet."""
-    base = f"{values['method']['name']}-{Path(str(values.get('data', 'digits'))).stem}"
+    base = f"{values['method']['name']}-{Path(values['data']['name'].removeprefix('hub:')).stem}"
     names = (Path("runs") / (base if n == 1 else f"{base}-{n}") for n in range(1, 10_000))
     return next(path for path in names if not path.exists())
 

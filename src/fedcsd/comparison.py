@@ -23,7 +23,7 @@ from fedcsd.experiments import (
 from fedcsd.federation import Watch
 from fedcsd.runs import RunDirectory, write_whole
 
-IRRELEVANT = ("workers", "checkpoint_every")  # settings that do not change a result
+IRRELEVANT = ("workers", "checkpoint_every", "data_dir")  # settings that do not change a result
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _check(plan: Sequence[tuple[str, int, dict[str, Any]]], folder: Path | None,
         if path is None or overwrite or not (path / "config.toml").exists():
             continue
         there = RunDirectory.open(path).settings
-        here = config_of(prepare(wanted), None)
+        here = config_of(prepare(wanted))
         different = [
             f"{k} is {there.get(k)!r} there and {v!r} here"
             for k, v in here.items()

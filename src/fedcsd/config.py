@@ -1,9 +1,10 @@
 """The settings: typed, each with its meaning, checked before any work is done."""
 
+import inspect
 import math
 import operator
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -30,13 +31,18 @@ def option(
 class Settings:
     """Everything that defines a run but the method, which has settings of its own."""
 
-    data: str = option("digits", "data set: a name (see `fedcsd list datasets`) or an .npz file")
-    model: str = option("auto", "network: a name (see `fedcsd list models`), or auto for what fits the data")
-    partition: str = option("dirichlet", "how the data is dealt to clients (see `fedcsd list partitions`)")
+    data_dir: str = option("", "folder that holds named data sets, in place of the hub (also FEDCSD_DATA)")
+    train_size: int = option(0, "use only this many training samples (0: all)", ge=0)
+    classifier: str = option("", "layer whose input are the features, for models that do not end in a Linear")
+    augment: str = option("auto", "augmentation of training images: auto, none, cifar or office")
     clients: int = option(10, "number of clients in the federation", ge=1)
     beta: float = option(0.1, "Dirichlet concentration: smaller is more skewed", gt=0)
     min_samples: int = option(10, "smallest number of samples a client may hold", ge=1)
     participation: float = option(1.0, "share of the clients that take part in a round", gt=0, le=1)
+    dropout: float = option(0.0, "share of the drawn clients that fail to answer", ge=0, lt=1)
+    holdout: float = option(
+        0.0, "share of each client's data kept to test on it, for per-client results", ge=0, lt=1
+    )
     rounds: int = option(30, "communication rounds", ge=1)
     epochs: int = option(5, "local epochs a round", ge=1)
     batch_size: int = option(64, "samples in a local batch", ge=1)
@@ -152,26 +158,47 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
     return values
 
 
+TABLES = {"data": "digits", "model": "auto", "partition": "auto", "method": "fedcsd"}
+"""What is chosen by name and has options of its own, and the default of each."""
+
+
 def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Later layers over earlier ones; `method = "name"` is short for a table with that name.
 
-    Naming another method drops the options of the one before.
+    Naming another method (model, data set, partition) drops the options of the one before.
     """
     merged: dict[str, Any] = {}
     for layer in layers:
         for key, value in layer.items():
-            if key != "method":
+            if key not in TABLES:
                 merged[key] = value
                 continue
             if not isinstance(value, (str, Mapping)):
-                raise UserError(f"method must be a name or a table, not {value!r}")
+                raise UserError(f"{key} must be a name or a table, not {value!r}")
             table = {"name": value} if isinstance(value, str) else dict(value)
-            before = merged.get("method", {})
+            before = merged.get(key, {})
             same = table.get("name", before.get("name")) == before.get("name")
-            merged["method"] = {**before, **table} if same else table
+            merged[key] = {**before, **table} if same else table
     return merged
 
 
 def plain(settings: Any) -> dict[str, Any]:
     """A settings dataclass as plain values."""
     return asdict(settings)
+
+
+def call_with(
+    function: Callable[..., T], options: Mapping[str, Any], where: str, *arguments: Any, **fixed: Any
+) -> T:
+    """Call a function with options, its keyword-only parameters, each checked for name and type."""
+    parameters = inspect.signature(function).parameters.values()
+    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in fixed]
+    for name in options:
+        if name not in known:
+            raise (
+                unknown(f"option of {where}", name, known)
+                if known
+                else UserError(f"this {where} has no options, but {name} is given")
+            )
+    hints = get_type_hints(function)
+    return function(*arguments, **{n: check(where, n, v, hints[n], {}) for n, v in options.items()}, **fixed)

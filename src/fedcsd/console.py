@@ -130,7 +130,8 @@ def show_run(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
         )
     if summary["diverged"]:
         rows.append(["left out for divergence", f"{summary['diverged']} times"])
-    title = f"{method} on {settings['data']}, {settings['clients']} clients, {summary['rounds']} rounds"
+    data = settings["data"] if isinstance(settings["data"], str) else settings["data"]["name"]
+    title = f"{method} on {data}, {settings['clients']} clients, {summary['rounds']} rounds"
     show_table(["", title], rows)
 
 

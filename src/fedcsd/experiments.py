@@ -1,10 +1,11 @@
 """From settings to a finished run: check everything, train, and take up again what was cut off."""
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from fedcsd import data as fedcsd_data
+from fedcsd import seeds
 from fedcsd.backends.local import LocalBackend, cores
-from fedcsd.config import Settings, build, checked, layered, plain
+from fedcsd.config import TABLES, Settings, build, checked, layered, plain
 from fedcsd.data import Dataset
-from fedcsd.data.partition import Rows
-from fedcsd.errors import Diverged, RunStopped, UserError
+from fedcsd.data.augment import AUGMENTATIONS
+from fedcsd.data.partition import Rows, hold_out
+from fedcsd.errors import Diverged, RunStopped, UserError, unknown
 from fedcsd.federation import Experiment, Federation, Record, Watch, cohort, initial_network
 from fedcsd.methods import Method, methods
-from fedcsd.models import choose, factory
+from fedcsd.models import Factory, choose, factory
 from fedcsd.models.network import Network
 from fedcsd.runs import RunDirectory, summarise
 from fedcsd.weights import Value, Weights
@@ -67,45 +70,90 @@ def prepare(
     method: Method | None = None,
     data: Any = None,
     model: Any = None,
-    parts: list[Rows] | None = None,
+    parts: tuple[list[Rows], list[Rows]] | None = None,
 ) -> Experiment:
     """Check all settings, data and the model, and make what training needs; nothing is written."""
-    values = dict(values)
-    options = dict(values.pop("method", {}))
-    chosen = method or make_method(options)
+    values = layered(TABLES, values)
+    chosen = method or make_method(values["method"])
     checked(type(chosen), plain(chosen), where="method")  # an object from Python is checked like the rest
-    settings = build(Settings, values)
-    if data is None and settings.data == FROM_PYTHON:
-        raise UserError(f"the data of this run was {FROM_PYTHON}: use fedcsd.resume(path, data=…) there")
-    dataset = fedcsd_data.load(data if data is not None else settings.data)
-    if model is None and settings.model == FROM_PYTHON:
-        raise UserError(f"the model of this run was {FROM_PYTHON}: use fedcsd.resume(path, model=…) there")
-    settings = _resolved(settings, dataset, model)
+    settings, tables, dataset = _choices(values, data, model)
     if parts is None:
-        parts = fedcsd_data.split(dataset.y_train.numpy(), settings)
-    make = factory(model or settings.model, dataset.shape, dataset.classes)
+        parts = _deal(settings, tables, dataset)
+    train, held = parts
+    settings = replace(settings, clients=len(train))
+    make = _factory(tables["model"], model, dataset)
     network = initial_network(settings, dataset, make)
     _check_model(network, dataset)
-    return Experiment(settings, chosen, dataset, parts, make, network, network.weights())
+    return Experiment(settings, tables, chosen, dataset, train, held, make, network, network.weights())
 
 
-def make_method(options: dict[str, Any]) -> Method:
+def deal(values: Mapping[str, Any]) -> tuple[Dataset, list[Rows], list[Rows]]:
+    """The data and who would hold what of it: the clients' training rows, and what they hold out."""
+    settings, tables, dataset = _choices(layered(TABLES, values))
+    return dataset, *_deal(settings, tables, dataset)
+
+
+def _deal(settings: Settings, tables: Mapping[str, Any], dataset: Dataset) -> tuple[list[Rows], list[Rows]]:
+    dealt = fedcsd_data.split(dataset.y_train.numpy(), settings, tables["partition"], dataset.groups)
+    return hold_out(dealt, settings.holdout, settings.partition_seed)
+
+
+def _choices(
+    values: dict[str, Any], data: Any = None, model: Any = None
+) -> tuple[Settings, dict[str, Any], Dataset]:
+    """Settings, the tables of data, model and partition, and the data set; every choice made."""
+    tables = {key: values[key] for key in ("data", "model", "partition")}
+    settings = build(Settings, {key: value for key, value in values.items() if key not in TABLES})
+    dataset = _load(tables["data"], data, settings)
+    return *_resolved(settings, tables, dataset, model), dataset
+
+
+def _load(table: Mapping[str, Any], given: Any, settings: Settings) -> Dataset:
+    options = dict(table)
+    name = options.pop("name")
+    if given is None and name == FROM_PYTHON:
+        raise UserError(f"the data of this run was {FROM_PYTHON}: use fedcsd.resume(path, data=…) there")
+    folder = settings.data_dir or os.environ.get("FEDCSD_DATA") or None
+    dataset = fedcsd_data.load(name if given is None else given, options, Path(folder) if folder else None)
+    if settings.train_size:
+        dataset = dataset.smaller(settings.train_size, seeds.rng(settings.partition_seed, "train size"))
+    return dataset
+
+
+def _factory(table: Mapping[str, Any], given: Any, dataset: Dataset) -> Factory:
+    options = dict(table)
+    name = options.pop("name")
+    if given is None and name == FROM_PYTHON:
+        raise UserError(f"the model of this run was {FROM_PYTHON}: use fedcsd.resume(path, model=…) there")
+    return factory(name if given is None else given, options, dataset.shape, dataset.classes)
+
+
+def make_method(table: Mapping[str, Any]) -> Method:
     """A method from its name and options."""
-    name = options.pop("name", "fedcsd")
+    options = dict(table)
+    name = options.pop("name")
     if FROM_PYTHON in str(name):
         raise UserError(f"the method of this run was {FROM_PYTHON}: use fedcsd.resume(path, method=…) there")
     made: Method = build(methods.load(name), options, where="method")
     return made
 
 
-def _resolved(settings: Settings, dataset: Dataset, model: Any) -> Settings:
-    """The settings with every choice made that was left open."""
-    name = FROM_PYTHON if model is not None and not isinstance(model, str) else settings.model
-    changes = {
-        "model": choose(dataset.shape) if name == "auto" else name,
-        "workers": settings.workers or cores(),
-    }
-    return build(Settings, {**plain(settings), **changes})
+def _resolved(
+    settings: Settings, tables: dict[str, dict[str, Any]], dataset: Dataset, model: Any
+) -> tuple[Settings, dict[str, dict[str, Any]]]:
+    """The settings and tables with every choice made that was left open."""
+    tables = {key: dict(table) for key, table in tables.items()}
+    if tables["model"]["name"] == "auto" and model is None:
+        tables["model"]["name"] = choose(dataset.shape) if dataset.model == "auto" else dataset.model
+    if tables["partition"]["name"] == "auto":
+        tables["partition"]["name"] = dataset.partition
+    augment = dataset.augment if settings.augment == "auto" else settings.augment
+    if augment not in AUGMENTATIONS:
+        raise unknown("augmentation", augment, ["auto", *AUGMENTATIONS])
+    if AUGMENTATIONS[augment].active and len(dataset.shape) != 3:
+        raise UserError(f"--augment {augment} is for images, {dataset.name} is a table: use --augment none")
+    folder = settings.data_dir or os.environ.get("FEDCSD_DATA", "")
+    return replace(settings, augment=augment, data_dir=folder, workers=settings.workers or cores()), tables
 
 
 def _check_model(network: Network, data: Dataset) -> None:
@@ -119,15 +167,13 @@ def _check_model(network: Network, data: Dataset) -> None:
         )
 
 
-def config_of(experiment: Experiment, data: Any) -> dict[str, Any]:
+def config_of(experiment: Experiment) -> dict[str, Any]:
     """The complete config of a run, as its config.toml holds it."""
     name = type(experiment.method).__module__.rpartition(".")[2]
     if name not in methods.names or methods.load(name) is not type(experiment.method):
         name = f"{type(experiment.method).__name__}, {FROM_PYTHON}"
-    settings = plain(experiment.settings)
-    if data is not None and not isinstance(data, (str, Path)):
-        settings["data"] = FROM_PYTHON
-    return {**settings, "method": {"name": name, **plain(experiment.method)}}
+    named = {key: table["name"] if len(table) == 1 else table for key, table in experiment.tables.items()}
+    return {**named, **plain(experiment.settings), "method": {"name": name, **plain(experiment.method)}}
 
 
 def run(
@@ -149,16 +195,15 @@ def run(
     out       the run directory; without one nothing is written
     settings  everything else by name, as in `fedcsd run --help`: clients, beta, rounds, lr, …
     """
-    values = layered(settings, {"method": method} if isinstance(method, str) else {})
-    values |= {
-        "data": data if isinstance(data, str) else str(data) if isinstance(data, Path) else FROM_PYTHON
-    }
-    values |= {"model": model if isinstance(model, str) else FROM_PYTHON}
+    objects = {"method": method, "data": data, "model": model}
     given = {
-        "method": method if isinstance(method, Method) else None,
-        "data": None if isinstance(data, (str, Path)) else data,
-        "model": None if isinstance(model, str) else model,
+        key: None if isinstance(value, (str, Path, Mapping)) else value for key, value in objects.items()
     }
+    if isinstance(data, Mapping) and "name" not in data:
+        given["data"] = data
+    named = {key: FROM_PYTHON if given[key] is not None else value for key, value in objects.items()}
+    named = {key: str(value) if isinstance(value, Path) else value for key, value in named.items()}
+    values = layered(settings, named)
     job = begin(values, given=given, out=Path(out) if out is not None else None, overwrite=overwrite)
     return train(job, EachRound(on_round))
 
@@ -188,12 +233,13 @@ def begin(
     """A new run from plain settings; `given` holds objects from Python that have no name."""
     given = given or {}
     experiment = prepare(values, **given)
-    config = config_of(experiment, given.get("data"))
+    config = config_of(experiment)
     if out is None:
         return Job(experiment, config, None, [], None)
     described = {**config, "facts": {"data": experiment.data.fingerprint()}}
     needed = 20 * experiment.weights.nbytes + (1 << 20)
-    directory = RunDirectory.create(out, described, experiment.parts, needed=needed, overwrite=overwrite)
+    partition = (experiment.parts, experiment.held)
+    directory = RunDirectory.create(out, described, partition, needed=needed, overwrite=overwrite)
     return Job(experiment, config, directory, [], None)
 
 
@@ -225,7 +271,7 @@ def take_up(
         raise UserError(f"{path} has {len(history)} rounds already: --rounds must be at least that")
     (directory.path / "summary.json").unlink(missing_ok=True)
     directory.change(len(history), changes)
-    return Job(experiment, config_of(experiment, given.get("data")), directory, history, saved)
+    return Job(experiment, config_of(experiment), directory, history, saved)
 
 
 def resume(

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedcsd import seeds
@@ -40,9 +41,14 @@ class Experiment:
     """All that a run is made of, checked and ready to start."""
 
     settings: Settings
+    tables: dict[str, dict[str, Any]]
+    """names and options of data, model and partition, as they are written into the config"""
     method: Method
     data: Dataset
     parts: list[Rows]
+    """the training rows of each client"""
+    held: list[Rows]
+    """the rows that each client holds out to be tested on; empty without --holdout"""
     factory: Factory
     network: Network
     """a copy of the model in this process: to try it, for its layout, and to save the result"""
@@ -50,16 +56,15 @@ class Experiment:
     """the initial ones"""
 
     def site(self) -> Site:
-        return Site(
-            self.settings, self.method, self.data, [torch.from_numpy(p) for p in self.parts], self.factory
-        )
+        parts, held = ([torch.from_numpy(rows) for rows in some] for some in (self.parts, self.held))
+        return Site(self.settings, self.method, self.data, parts, held, self.factory)
 
 
 def initial_network(settings: Settings, data: Dataset, factory: Factory) -> Network:
     """The model with its initial weights, a function of the seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seeds.torch_seed(settings.seed, "weights"))
-        return Network(factory(), data.example())
+        return Network(factory(), data.example(), settings.classifier)
 
 
 def cohort(settings: Settings, round: int) -> list[int]:
@@ -73,6 +78,14 @@ def round_half_up(x: float) -> int:
     return int(x + 0.5)
 
 
+def failing(settings: Settings, round: int) -> set[int]:
+    """The clients that would fail in a round if they were drawn: a function of seed and round."""
+    if not settings.dropout:
+        return set()
+    chances = seeds.rng(settings.seed, "dropout", round).random(settings.clients)
+    return {int(k) for k in np.flatnonzero(chances < settings.dropout)}
+
+
 @dataclass
 class Tally:
     """What a round's exchanges cost and measured."""
@@ -80,7 +93,21 @@ class Tally:
     bytes_down: int = 0
     bytes_up: int = 0
     notes: list[Notes] = field(default_factory=list)
+    failed: set[int] = field(default_factory=set)
     left_out: dict[int, str] = field(default_factory=dict)
+    asked: bool = False
+
+
+def spread(name: str, accuracies: Sequence[float]) -> Record:
+    """Mean, worst decile and standard deviation over clients."""
+    if not accuracies:
+        return {}
+    worst = sorted(accuracies)[: max(1, len(accuracies) // 10)]
+    return {
+        f"{name}_mean": float(np.mean(accuracies)),
+        f"{name}_worst_decile": float(np.mean(worst)),
+        f"{name}_std": float(np.std(accuracies)),
+    }
 
 
 class Federation:
@@ -99,41 +126,77 @@ class Federation:
     def step(self) -> Record:
         """One round. If it fails or is interrupted, the federation is as it was before."""
         began, before = time.perf_counter(), self._memory()
-        tally = Tally()
+        drawn, fail = cohort(self.settings, self.round), failing(self.settings, self.round)
         # Largest client first keeps the lanes evenly busy; it is also the order of all sums.
-        clients = sorted(cohort(self.settings, self.round), key=lambda k: (-len(self.experiment.parts[k]), k))
+        clients = sorted(drawn, key=lambda k: (-len(self.experiment.parts[k]), k))
+        tally = Tally(failed={k for k in clients if k in fail})
         try:
             self.ledger.begin()
-            self.experiment.method.round(self.server, self._asker(clients, tally))
+            if len(tally.failed) < len(clients):
+                self.experiment.method.round(self.server, self._asker(clients, tally))
             trained = time.perf_counter()
-            accuracy, loss = self.backend.evaluate(self.round, self.server.weights)
+            measured = self._evaluate()
         except BaseException:
             self._restore(before)
             raise
-        for client in clients:
-            if client not in tally.left_out:
-                self.ledger.took_part(self.round, client)
+        took_part = [k for k in clients if k not in tally.left_out and k not in tally.failed]
+        for client in took_part:
+            self.ledger.took_part(self.round, client)
         record = {
             "round": self.round + 1,
-            "test_accuracy": accuracy,
-            "test_loss": loss,
+            **measured,
             **merge(tally.notes),
-            "clients": len(clients) - len(tally.left_out),
+            **spread(
+                "client_accuracy_local",
+                [t / n for some in tally.notes for t, n in [some.get("held_accuracy_local", (0, 0))] if n],
+            ),
+            "clients": len(took_part),
+            "failed": len(tally.failed),
             "diverged": len(tally.left_out),
             "bytes_down": tally.bytes_down,
             "bytes_up": tally.bytes_up,
             "seconds": time.perf_counter() - began,
             "seconds_evaluating": time.perf_counter() - trained,
         }
+        record.pop("held_accuracy_local", None)
         self.round, self.record = self.round + 1, record
+        return record
+
+    def _evaluate(self) -> Record:
+        """The global model on the test data, on each domain of it, and on what clients hold out."""
+        data, held = self.experiment.data, self.experiment.held
+        replies = self.backend.evaluate(self.round, self.server.weights)
+        correct = torch.cat([reply["correct"] for reply in replies]).numpy()
+        test, local = correct[: len(data.y_test)], correct[len(data.y_test) :]
+        seen = np.cumsum([reply.samples for reply in replies])
+        losses = [
+            reply.notes["loss"][0] for reply, end in zip(replies, seen, strict=True) if end <= len(test)
+        ]
+        record: Record = {"test_accuracy": float(test.mean()), "test_loss": sum(losses) / len(test)}
+        if data.groups is not None and data.groups.test is not None and len(data.groups.names) <= 20:
+            domains = data.groups.test.numpy()
+            each = {
+                name: float(test[domains == d].mean())
+                for d, name in enumerate(data.groups.names)
+                if (domains == d).any()
+            }
+            record |= {"domain_accuracy": each, "domain_mean": sum(each.values()) / len(each)}
+        if held:
+            parts = np.split(local, np.cumsum([len(h) for h in held])[:-1])
+            record |= spread("client_accuracy", [float(part.mean()) for part in parts if len(part)])
         return record
 
     def _asker(self, clients: Sequence[int], tally: Tally) -> Callable[..., Iterator[Reply]]:
         """The `ask` of one round."""
 
         def ask(function: Callable[..., Values], /, **values: Value) -> Iterator[Reply]:
-            present = [k for k in clients if k not in tally.left_out]
-            tally.bytes_down += self.ledger.send(self.round, present, values)
+            reached = [
+                k for k in clients if k not in tally.left_out and (k not in tally.failed or not tally.asked)
+            ]
+            tally.bytes_down += self.ledger.send(self.round, reached, values)
+            tally.asked = True
+            # A client that fails has been sent the first request and answers none.
+            present = [k for k in reached if k not in tally.failed]
             request = Request(self.round, function.__name__, values)
             for done, reply in enumerate(self.backend.ask(request, present, self.states), 1):
                 self.watch.reply(function.__name__, done, len(present))

@@ -16,6 +16,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import metadata
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import tomli_w
 
 from fedcsd import __version__
 from fedcsd.config import FACTS
-from fedcsd.data.partition import Rows
+from fedcsd.data.partition import Rows, unpacked
 from fedcsd.errors import UserError
 from fedcsd.packing import Torn, finite, pack, unpack
 from fedcsd.weights import Layout, Value
@@ -61,6 +62,16 @@ def write_whole(path: Path, content: bytes) -> None:
         os.close(directory)
 
 
+def write_partition(path: Path, train: list[Rows], held: list[Rows]) -> None:
+    """The clients' rows, one client after another, and how many each has."""
+    buffer = BytesIO()
+    arrays = {"rows": np.concatenate(train), "sizes": np.array([len(p) for p in train])}
+    if held:
+        arrays |= {"held_rows": np.concatenate(held), "held_sizes": np.array([len(p) for p in held])}
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    write_whole(path, buffer.getvalue())
+
+
 def facts() -> dict[str, dict[str, Any]]:
     """What the results may depend on beside the settings."""
     names = ("torch", "numpy", "safetensors")
@@ -94,7 +105,7 @@ class RunDirectory:
         cls,
         path: Path,
         config: Mapping[str, Any],
-        parts: Sequence[Rows],
+        partition: tuple[list[Rows], list[Rows]],
         needed: int,
         *,
         overwrite: bool = False,
@@ -121,7 +132,7 @@ class RunDirectory:
                     f"{path} has {free / 1e6:.0f} MB free and the run needs about {needed / 1e6:.0f} MB: "
                     "free some space or choose another --out"
                 )
-            run._write_partition(parts)
+            write_partition(path / "partition.npz", *partition)
             write_whole(path / "config.toml", tomli_w.dumps({**config, **facts()}).encode())
         except OSError as error:
             raise UserError(
@@ -180,16 +191,11 @@ class RunDirectory:
             config["facts"]["changes"] = config["facts"].get("changes", []) + news
             write_whole(self.path / "config.toml", tomli_w.dumps({**config, **changes}).encode())
 
-    def _write_partition(self, parts: Sequence[Rows]) -> None:
-        from io import BytesIO
-
-        buffer = BytesIO()
-        np.savez_compressed(buffer, rows=np.concatenate(parts), sizes=np.array([len(p) for p in parts]))
-        write_whole(self.path / "partition.npz", buffer.getvalue())
-
-    def partition(self) -> list[Rows]:
+    def partition(self) -> tuple[list[Rows], list[Rows]]:
+        """The clients' training rows, and the rows they hold out (none without --holdout)."""
         with np.load(self.path / "partition.npz", allow_pickle=False) as file:
-            return np.split(file["rows"], np.cumsum(file["sizes"])[:-1])
+            held = unpacked(file["held_rows"], file["held_sizes"]) if "held_rows" in file else []
+            return unpacked(file["rows"], file["sizes"]), held
 
     def history(self) -> list[dict[str, Any]]:
         """The rounds measured so far. A last line that was cut off is left out."""

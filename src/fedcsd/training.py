@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from fedcsd import seeds
 from fedcsd.config import Settings
+from fedcsd.data.augment import AUGMENTATIONS
 from fedcsd.data.dataset import Dataset
 from fedcsd.errors import Diverged
 from fedcsd.exchange import Notes, Reply, Request
@@ -91,7 +92,8 @@ class Client:
         ]
         if not whole:
             return Outputs(torch.empty(0, self.classes), torch.empty(0, 0)), self.labels[:0]
-        outputs = [_live(network, self.site.data.train_images(self.rows[part])) for part in whole]
+        numbers = self._numbers("prototypes", 0)
+        outputs = [_live(network, self._images(part, numbers), train=True) for part in whole]
         return _concatenate(outputs), self.labels[torch.cat(whole)]
 
     def train(
@@ -109,7 +111,7 @@ class Client:
         Returns the new weights and the number of steps taken. `frozen` networks see the same images
         as the model; in "train" mode they use batch statistics.
         """
-        settings, data = self.site.settings, self.site.data
+        settings = self.site.settings
         frozen_outputs = self._frozen_outputs(frozen or {}, frozen_mode)
         network = self.site.network("student")
         network.load(weights)
@@ -117,8 +119,9 @@ class Client:
         torch.manual_seed(self._torch_seed("training"))
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
         for epoch in range(settings.epochs):
+            numbers = self._numbers("batches", epoch)
             for part in self._batches("batches", epoch):
-                images = data.train_images(self.rows[part])
+                images = self._images(part, numbers)
                 network.train(single=len(part) == 1)
                 batch = Batch(*network(images), self.labels[part], frozen_outputs(part, images), given or {})
                 result = loss(batch)
@@ -137,6 +140,8 @@ class Client:
             self.notes[name] = (float(total), self.samples * settings.epochs)
         if settings.track_drift:
             self._note_drift(weights, network)
+        if self.site.held and len(self.site.held[self.number]):
+            self._note_held(network)
         return {"weights": network.weights(), "steps": step.taken}
 
     def _frozen_outputs(
@@ -144,13 +149,15 @@ class Client:
     ) -> Callable[[Tensor, Tensor], dict[str, Outputs]]:
         """How to get frozen networks' outputs for a batch: looked up, since a round's teacher says
         the same of the same image every epoch, or computed where that is not so."""
-        if mode == "train":
+        if frozen and (mode == "train" or self.site.augmentation.active):
             networks = {name: self.site.frozen(name, w) for name, w in frozen.items()}
             stream = Stream(self._torch_seed("frozen"))
 
             def live(part: Tensor, images: Tensor) -> dict[str, Outputs]:
                 with stream:
-                    return {name: _live(network, images) for name, network in networks.items()}
+                    return {
+                        n: _live(network, images, train=mode == "train") for n, network in networks.items()
+                    }
 
             return live
         known = {name: self.outputs(w) for name, w in frozen.items()}
@@ -163,6 +170,27 @@ class Client:
         settings = self.site.settings
         order = seeds.rng(settings.seed, purpose, self.round, self.number, epoch).permutation(self.samples)
         return iter(torch.split(torch.from_numpy(order), settings.batch_size))
+
+    def _note_held(self, network: Network) -> None:
+        """Accuracy of the trained local model on what this client holds out."""
+        rows, data = self.site.held[self.number], self.site.data
+        network.eval()
+        right = self.site.forward(network, data.x_train, rows).logits.argmax(1) == data.y_train[rows]
+        self.note("held_accuracy_local", right.float())
+
+    def _numbers(self, purpose: str, epoch: int) -> Tensor:
+        """What is random in the augmentation of this epoch, a row for each sample of the client."""
+        generator = torch.Generator().manual_seed(
+            seeds.torch_seed(self.site.settings.seed, f"augment {purpose}", self.round, self.number, epoch)
+        )
+        return self.site.augmentation.draw(self.samples, generator)
+
+    def _images(self, part: Tensor, numbers: Tensor) -> Tensor:
+        """Training images at these positions, augmented, as a model sees them."""
+        data = self.site.data
+        return data.images(
+            self.site.augmentation(data.x_train.index_select(0, self.rows[part]), numbers[part])
+        )
 
     def _torch_seed(self, purpose: str) -> int:
         return seeds.torch_seed(self.site.settings.seed, purpose, self.round, self.number)
@@ -193,8 +221,9 @@ class Stream:
         torch.set_rng_state(self.outside)
 
 
-def _live(network: Network, images: Tensor) -> Outputs:
-    network.train(single=len(images) == 1)
+def _live(network: Network, images: Tensor, *, train: bool) -> Outputs:
+    if train:
+        network.train(single=len(images) == 1)
     with torch.no_grad():
         return network(images)
 
@@ -231,15 +260,26 @@ class Site:
     """Answers requests for its clients, one at a time."""
 
     def __init__(
-        self, settings: Settings, method: object, data: Dataset, parts: list[Tensor], factory: Factory
+        self,
+        settings: Settings,
+        method: object,
+        data: Dataset,
+        parts: list[Tensor],
+        held: list[Tensor],
+        factory: Factory,
     ):
-        self.settings, self.method, self.data, self.parts, self.factory = (
-            settings,
-            method,
-            data,
-            parts,
-            factory,
+        self.settings, self.method, self.data, self.factory = settings, method, data, factory
+        self.parts, self.held = parts, held
+        self.augmentation = AUGMENTATIONS[settings.augment]
+        # Blocks of test images, and then of what the clients hold out, to evaluate a model on.
+        test, kept = (
+            torch.arange(len(data.y_test)),
+            torch.cat(held) if held else torch.empty(0, dtype=torch.int64),
         )
+        self.blocks = [(data.x_test, data.y_test, rows) for rows in torch.split(test, FORWARD_BATCH)]
+        self.blocks += [
+            (data.x_train, data.y_train, rows) for rows in torch.split(kept, FORWARD_BATCH) if len(rows)
+        ]
         self.cache: dict[tuple[int, int], Outputs] = {}
         self.probe_rows = torch.arange(len(data.y_test))[:PROBE]
         self._networks: dict[str, Network] = {}
@@ -248,7 +288,7 @@ class Site:
     def network(self, name: str) -> Network:
         """The site's copy of the model for this use, made on first use."""
         if name not in self._networks:
-            self._networks[name] = Network(self.factory(), self.data.example())
+            self._networks[name] = Network(self.factory(), self.data.example(), self.settings.classifier)
         return self._networks[name]
 
     def frozen(self, name: str, weights: Weights) -> Network:
@@ -284,20 +324,12 @@ class Site:
         return Reply(number, client.samples, values, client.notes, client.state)
 
     def evaluate(self, request: Request, number: int) -> Reply:
-        """Correct answers and summed loss on the `number`-th block of test images."""
+        """Which images of one block are classified rightly, and the summed loss."""
         self._begin(request.round)
-        weights = request.values["weights"]
-        assert isinstance(weights, Weights)
-        rows = torch.split(torch.arange(len(self.data.y_test)), FORWARD_BATCH)[number]
-        logits = self.forward(self.frozen("outputs", weights), self.data.x_test, rows).logits
-        labels = self.data.y_test[rows]
-        correct = int((logits.argmax(1) == labels).sum())
-        loss = float(F.cross_entropy(logits, labels, reduction="none").sum(dtype=torch.float64))
-        return Reply(number, len(rows), notes={"accuracy": (correct, len(rows)), "loss": (loss, len(rows))})
-
-    @property
-    def test_blocks(self) -> int:
-        return math.ceil(len(self.data.y_test) / FORWARD_BATCH)
+        x, y, rows = self.blocks[number]
+        logits = self.forward(self.frozen("outputs", request.values["weights"]), x, rows).logits
+        loss = float(F.cross_entropy(logits, y[rows], reduction="none").sum(dtype=torch.float64))
+        return Reply(number, len(rows), {"correct": logits.argmax(1) == y[rows]}, {"loss": (loss, len(rows))})
 
     def _begin(self, round: int) -> None:
         if round != self._round:

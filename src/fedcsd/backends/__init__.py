@@ -14,8 +14,8 @@ class Backend(Protocol):
         """The reply of each client, in the order of `clients`, which is also the order of dealing."""
         ...
 
-    def evaluate(self, round: int, weights: Weights) -> tuple[float, float]:
-        """Accuracy and mean loss on the test data."""
+    def evaluate(self, round: int, weights: Weights) -> list[Reply]:
+        """The replies of `Site.evaluate`, block by block."""
         ...
 
     def close(self) -> None: ...

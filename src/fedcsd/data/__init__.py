@@ -1,6 +1,18 @@
-"""Data: where the bytes come from (sources), what training sees (dataset), who holds what (partition)."""
+"""Data: where the bytes come from (sources), what training sees (dataset, augment), who holds what (partition)."""
 
-from fedcsd.data.dataset import Dataset, load, sources
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcsd.data.dataset import Dataset, Groups, from_python
 from fedcsd.data.partition import partitions, split
+from fedcsd.data.sources import SOURCES, load_source, source
 
-__all__ = ["Dataset", "load", "partitions", "sources", "split"]
+__all__ = ["SOURCES", "Dataset", "Groups", "load", "partitions", "source", "split"]
+
+
+def load(data: Any, options: Mapping[str, Any] | None = None, folder: Path | None = None) -> Dataset:
+    """A data set from a name, a path or what a notebook has. `folder` holds named data sets."""
+    if isinstance(data, (str, Path)):
+        return load_source(str(data), options or {}, folder)
+    return from_python(data)

@@ -1,22 +1,42 @@
 """A data set in memory: images as they were given, turned into numbers for a model batch by batch."""
 
-import zipfile
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedcsd.errors import UserError, unknown
-from fedcsd.registry import Registry
-
-sources = Registry("data set", "fedcsd.data.sources")
+from fedcsd.errors import UserError
 
 Array = np.ndarray[Any, Any]
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Who or where each sample is from: a writer, a hospital, a domain."""
+
+    names: list[str]
+    train: Tensor
+    """[N] numbers of names"""
+    test: Tensor | None = None
+    """[M], where it is known"""
+
+
+def numbered(values: Sequence[str]) -> tuple[list[str], Array]:
+    """The different names in alphabetical order, and the number of each value among them."""
+    names, numbers = np.unique(np.asarray(values), return_inverse=True)
+    return [str(n) for n in names], numbers.astype(np.int64)
+
+
+def group(split: dict[str, list[str]]) -> Groups:
+    """The groups of training samples, and of test samples where they are given, by name."""
+    names, numbers = numbered([*split["train"], *split.get("test", [])])
+    train, test = np.split(numbers, [len(split["train"])])
+    return Groups(names, torch.from_numpy(train), torch.from_numpy(test) if len(test) else None)
 
 
 @dataclass(frozen=True)
@@ -32,9 +52,18 @@ class Dataset:
     x_test: Tensor
     y_test: Tensor
     classes: int
-    scale: Tensor | None
+    scale: Tensor | None = None
     """per channel, [C, 1, 1]; an image is `x · scale + shift`"""
-    shift: Tensor | None
+    shift: Tensor | None = None
+    groups: Groups | None = None
+    augment: str = "none"
+    """the augmentation that `auto` stands for"""
+    model: str = "auto"
+    """the network that `auto` stands for"""
+    partition: str = "dirichlet"
+    """the partition that `auto` stands for"""
+    key: str = ""
+    """tells the data apart where it came from a file"""
 
     @classmethod
     def of_arrays(
@@ -47,31 +76,65 @@ class Dataset:
         name: str = "arrays",
         classes: int | None = None,
         largest: int = 255,
+        groups: Groups | None = None,
+        key: str = "",
     ) -> "Dataset":
         """A data set from arrays, checked. uint8 images are standardised per channel with the
         training data's mean and deviation; `largest` is their largest possible value."""
         x_train, x_test = (_images(x, n) for x, n in ((x_train, "x_train"), (x_test, "x_test")))
         y_train, y_test = (_labels(y, n) for y, n in ((y_train, "y_train"), (y_test, "y_test")))
-        for x, y, part in ((x_train, y_train, "train"), (x_test, y_test, "test")):
-            if len(x) != len(y) or not len(x):
-                raise UserError(
-                    f"{name}: x_{part} has {len(x)} samples and y_{part} {len(y)}; both must have the same number, at least 1"
-                )
-        if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
-            raise UserError(
-                f"{name}: x_train {_kind(x_train)} and x_test {_kind(x_test)} must have the same shape and type"
-            )
-        found = int(max(y_train.max(), y_test.max())) + 1
+        _check(name, x_train, y_train, x_test, y_test)
+        found, least = int(max(y_train.max(), y_test.max())) + 1, int(min(y_train.min(), y_test.min()))
         classes = classes or found
-        if found > classes or min(y_train.min(), y_test.min()) < 0:
-            raise UserError(
-                f"{name}: labels must lie in 0..{classes - 1}; found {min(y_train.min(), y_test.min())}..{found - 1}"
-            )
+        if found > classes or least < 0:
+            raise UserError(f"{name}: labels must lie in 0..{classes - 1}; found {least}..{found - 1}")
         if classes < 2:
             raise UserError(f"{name}: all labels are 0; classification needs at least two classes")
         scale, shift = _standardise(x_train, largest) if x_train.dtype == np.uint8 else (None, None)
         a, b, c, d = (torch.from_numpy(np.ascontiguousarray(x)) for x in (x_train, y_train, x_test, y_test))
-        return cls(name, a, b, c, d, classes, scale, shift)
+        return cls(name, a, b, c, d, classes, scale, shift, groups, key=key)
+
+    @classmethod
+    def stored(cls, tensors: dict[str, Tensor], facts: dict[str, Any], *, name: str, key: str) -> "Dataset":
+        """A data set as `store` left it; its tensors may be memory-mapped and are not read here."""
+        names, train = facts.get("groups"), tensors.get("groups_train")
+        groups = Groups(names, train, tensors.get("groups_test")) if names and train is not None else None
+        a, b, c, d = (tensors[name] for name in ARRAYS)
+        data = cls(name, a, b, c, d, facts["classes"], groups=groups, key=key)
+        return data.normalised(facts["mean"], facts["std"])
+
+    def store(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and facts for the cache: all that `stored` needs."""
+        tensors = {name: getattr(self, name) for name in ARRAYS}
+        assert self.scale is not None, "only uint8 images are cached"
+        assert self.shift is not None
+        std = 1 / (255 * self.scale.double())
+        facts = {
+            "classes": self.classes,
+            "mean": (-self.shift * std).flatten().tolist(),
+            "std": std.flatten().tolist(),
+        }
+        if self.groups:
+            tensors["groups_train"] = self.groups.train
+            tensors |= {"groups_test": self.groups.test} if self.groups.test is not None else {}
+            facts["groups"] = self.groups.names
+        return {n: t.contiguous() for n, t in tensors.items()}, facts
+
+    def normalised(self, mean: Sequence[float], std: Sequence[float]) -> "Dataset":
+        """The same images, to be normalised with a given mean and deviation of pixels from 0 to 1."""
+        m, s = (torch.tensor(v, dtype=torch.float64).reshape(-1, 1, 1) for v in (mean, std))
+        return replace(self, scale=(1 / (255 * s)).float(), shift=(-m / s).float())
+
+    def smaller(self, size: int, random: np.random.Generator) -> "Dataset":
+        """A random part of the training data."""
+        if size > len(self.y_train):
+            raise UserError(
+                f"--train-size {size} is more than the {len(self.y_train)} training samples of {self.name}"
+            )
+        rows = torch.from_numpy(np.sort(random.permutation(len(self.y_train))[:size]))
+        groups = replace(self.groups, train=self.groups.train[rows]) if self.groups else None
+        key = f"{self.key}-{size}-{int(rows.sum())}" if self.key else ""
+        return replace(self, x_train=self.x_train[rows], y_train=self.y_train[rows], groups=groups, key=key)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -79,14 +142,10 @@ class Dataset:
         return tuple(self.x_train.shape[1:])
 
     def images(self, x: Tensor) -> Tensor:
-        """Rows of `x_train` or `x_test` as a model sees them in evaluation."""
+        """Rows of `x_train` or `x_test`, augmented or not, as a model sees them."""
         if self.scale is None or self.shift is None:
             return x
         return torch.addcmul(self.shift, x.float(), self.scale)
-
-    def train_images(self, rows: Tensor) -> Tensor:
-        """Training images as local training sees them."""
-        return self.images(self.x_train.index_select(0, rows))
 
     def example(self) -> Tensor:
         """Two images, to try a model on."""
@@ -94,6 +153,8 @@ class Dataset:
 
     def fingerprint(self) -> str:
         """Tells data apart: a run is only resumed with the data it began with."""
+        if self.key:
+            return self.key
         digest = blake2b(digest_size=16)
         for tensor in (self.x_train, self.y_train, self.x_test, self.y_test):
             digest.update(str((tuple(tensor.shape), tensor.dtype)).encode())
@@ -101,45 +162,46 @@ class Dataset:
         return digest.hexdigest()
 
 
-def load(data: Any) -> Dataset:
-    """A data set by name, from an .npz file, or from arrays (a mapping or a tuple of four)."""
+def from_python(data: Any) -> Dataset:
+    """A data set from what a notebook has: a Dataset, arrays by name or in order, or two torch data sets."""
     if isinstance(data, Dataset):
         return data
-    if isinstance(data, Path) or (isinstance(data, str) and (data.endswith(".npz") or "/" in data)):
-        return load_npz(Path(data))
-    if isinstance(data, str):
-        if data not in sources.names:
-            raise UserError(f"{unknown('data set', data, sources.names)} Or give the path of an .npz file")
-        dataset: Dataset = sources.load(data)()
-        return dataset
     if isinstance(data, dict):
         if missing := [name for name in ARRAYS if name not in data]:
             raise UserError(f"the data lacks {', '.join(missing)}: give {', '.join(ARRAYS)}")
         return Dataset.of_arrays(*(data[name] for name in ARRAYS))
     if isinstance(data, (tuple, list)) and len(data) == 4:
         return Dataset.of_arrays(*data)
+    if isinstance(data, (tuple, list)) and len(data) == 2 and all(hasattr(d, "__getitem__") for d in data):
+        return Dataset.of_arrays(*_columns(data[0]), *_columns(data[1]))
     raise UserError(
-        f"data must be a name, an .npz file, or the four arrays {', '.join(ARRAYS)}; not a {type(data).__name__}"
+        f"data must be a name, a path, the four arrays {', '.join(ARRAYS)}, or a training and a test torch Dataset; "
+        f"not a {type(data).__name__}"
     )
 
 
-def load_npz(path: Path) -> Dataset:
-    """`x_train, y_train, x_test, y_test` of an .npz file, with `classes` where it is given."""
-    if not path.exists():
-        raise UserError(f"there is no file {path}")
-    if path.suffix != ".npz":
-        raise UserError(
-            f"{path} is not an .npz file: save one with numpy.savez({', '.join(f'{a}=…' for a in ARRAYS)})"
-        )
+def _columns(dataset: Any) -> tuple[Array, Array]:
+    """A torch Dataset of (image, label) as two arrays."""
+    pairs = [dataset[i] for i in range(len(dataset))]
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if missing := [name for name in ARRAYS if name not in file]:
-                raise UserError(f"{path} lacks {', '.join(missing)}: it needs {', '.join(ARRAYS)}")
-            arrays = [file[name] for name in ARRAYS]
-            classes = int(file["classes"]) if "classes" in file else None
-    except (zipfile.BadZipFile, ValueError, EOFError, OSError) as error:
-        raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
-    return Dataset.of_arrays(*arrays, name=path.name, classes=classes)
+        return np.stack([np.asarray(x) for x, _ in pairs]), np.asarray([int(y) for _, y in pairs])
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"the torch Dataset must give (image, label) with images of one shape: {error}"
+        ) from None
+
+
+def _check(name: str, x_train: Array, y_train: Array, x_test: Array, y_test: Array) -> None:
+    for x, y, part in ((x_train, y_train, "train"), (x_test, y_test, "test")):
+        if len(x) != len(y) or not len(x):
+            raise UserError(
+                f"{name}: x_{part} has {len(x)} samples and y_{part} {len(y)}; "
+                "both must have the same number, at least 1"
+            )
+    if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
+        raise UserError(
+            f"{name}: x_train {_kind(x_train)} and x_test {_kind(x_test)} must have the same shape and type"
+        )
 
 
 def _images(given: Any, name: str) -> Array:

@@ -1,64 +1,215 @@
 """Who holds what: the training samples dealt to clients. Each function is one way, named in `partitions`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedcsd import seeds
-from fedcsd.config import Settings
+from fedcsd.config import Settings, call_with
+from fedcsd.data.dataset import Groups
 from fedcsd.errors import UserError, unknown
 
 Rows = npt.NDArray[np.int64]
 TRIES = 1000
 
 
-def dirichlet(labels: Rows, settings: Settings, random: np.random.Generator) -> list[Rows]:
-    """Label skew: each class is dealt in shares drawn from Dir(β); a client that has its fair share gets no more."""
-    clients, fair = settings.clients, len(labels) / settings.clients
-    classes = np.unique(labels)
-    for _ in range(TRIES):
-        held: list[list[Rows]] = [[] for _ in range(clients)]
-        sizes = np.zeros(clients, dtype=np.int64)
-        for label in classes:
-            rows = np.flatnonzero(labels == label)
-            random.shuffle(rows)
-            shares = random.dirichlet(np.full(clients, settings.beta)) * (sizes < fair)
-            if shares.sum() <= 0:  # every client with a share is full: at tiny β the draw is one client
-                open_clients = np.flatnonzero(sizes < fair)
-                shares = np.zeros(clients)
-                shares[random.choice(open_clients)] = 1
-            cuts = (np.cumsum(shares / shares.sum())[:-1] * len(rows)).astype(np.int64)
-            for client, some in enumerate(np.split(rows, cuts)):
-                held[client].append(some)
-                sizes[client] += len(some)
-        if sizes.min() >= settings.min_samples:
-            return [random.permutation(np.concatenate(some)) for some in held]
-    raise UserError(
-        f"no Dirichlet partition in {TRIES} tries gave each of {clients} clients {settings.min_samples} samples at beta {settings.beta}: "
-        "raise --beta, lower --clients or --min-samples, or try another --partition-seed"
+@dataclass(frozen=True)
+class Deal:
+    """What a partition is made from."""
+
+    labels: Rows
+    groups: Groups | None
+    clients: int
+    beta: float
+    min_samples: int
+    random: np.random.Generator
+
+    def until_large_enough(self, attempt: Callable[[], list[Rows]], advice: str) -> list[Rows]:
+        """Try again until the smallest client has enough samples, but not for ever."""
+        for _ in range(TRIES):
+            parts = attempt()
+            if min(map(len, parts)) >= self.min_samples:
+                return parts
+        raise UserError(
+            f"no partition in {TRIES} tries gave each of {self.clients} clients {self.min_samples} samples "
+            f"at beta {self.beta:g}: {advice}, or try another --partition-seed"
+        )
+
+
+def dirichlet(deal: Deal) -> list[Rows]:
+    """Label skew: each class is dealt in shares drawn from Dir(beta); a client that has its fair share gets no more."""
+    return deal.until_large_enough(lambda: _dirichlet(deal), "raise --beta, lower --clients or --min-samples")
+
+
+def _dirichlet(deal: Deal) -> list[Rows]:
+    clients, random, fair = deal.clients, deal.random, len(deal.labels) / deal.clients
+    held: list[list[Rows]] = [[] for _ in range(clients)]
+    sizes = np.zeros(clients, dtype=np.int64)
+    for label in np.unique(deal.labels):
+        rows = random.permutation(np.flatnonzero(deal.labels == label))
+        shares = random.dirichlet(np.full(clients, deal.beta)) * (sizes < fair)
+        if shares.sum() <= 0:  # all with a share are full: at tiny beta the whole draw is one client's
+            shares = np.zeros(clients)
+            shares[random.choice(np.flatnonzero(sizes < fair))] = 1
+        cuts = (np.cumsum(shares / shares.sum())[:-1] * len(rows)).astype(np.int64)
+        for client, some in enumerate(np.split(rows, cuts)):
+            held[client].append(some)
+            sizes[client] += len(some)
+    return [random.permutation(np.concatenate(some)) for some in held]
+
+
+def iid(deal: Deal) -> list[Rows]:
+    """No skew: a random deal into clients of equal size."""
+    return _cut(deal.random.permutation(len(deal.labels)), deal.clients)
+
+
+def quantity(deal: Deal) -> list[Rows]:
+    """Quantity skew: the sizes of the clients are drawn from Dir(beta), their classes are not skewed."""
+
+    def attempt() -> list[Rows]:
+        shares = deal.random.dirichlet(np.full(deal.clients, deal.beta))
+        cuts = (np.cumsum(shares)[:-1] * len(deal.labels)).astype(np.int64)
+        return list(np.split(deal.random.permutation(len(deal.labels)), cuts))
+
+    return deal.until_large_enough(attempt, "raise --beta, lower --clients or --min-samples")
+
+
+def classes(deal: Deal, *, per_client: int = 2) -> list[Rows]:
+    """Each client holds samples of `per_client` classes only; the holders of a class share it evenly."""
+    names = np.unique(deal.labels)
+    if not 1 <= per_client <= len(names):
+        raise UserError(
+            f"partition.per_client must be 1 to {len(names)}, the number of classes, not {per_client}"
+        )
+    if deal.clients * per_client < len(names):
+        raise UserError(
+            f"{deal.clients} clients with {per_client} classes each cannot hold all {len(names)} classes: "
+            "raise --clients or partition.per_client"
+        )
+    holders: dict[int, list[int]] = {int(c): [] for c in names}
+    for client in deal.random.permutation(deal.clients):
+        # The classes with the fewest holders so far, chance deciding between equals.
+        order = sorted(holders, key=lambda c: (len(holders[c]), deal.random.random()))
+        for c in order[:per_client]:
+            holders[c].append(int(client))
+    held: list[list[Rows]] = [[] for _ in range(deal.clients)]
+    for c, some in holders.items():
+        rows = deal.random.permutation(np.flatnonzero(deal.labels == c))
+        for client, part in zip(some, _cut(rows, len(some)), strict=True):
+            held[client].append(part)
+    return _large_enough(
+        [np.concatenate(h) for h in held],
+        deal,
+        "lower --clients or --min-samples, or raise partition.per_client",
     )
 
 
-def iid(labels: Rows, settings: Settings, random: np.random.Generator) -> list[Rows]:
-    """No skew: a random deal into clients of equal size."""
-    return [np.array(part) for part in np.array_split(random.permutation(len(labels)), settings.clients)]
+def shards(deal: Deal, *, per_client: int = 2) -> list[Rows]:
+    """Samples sorted by class, cut into equal shards, each client given `per_client` of them."""
+    count = deal.clients * per_client
+    if per_client < 1 or count > len(deal.labels):
+        raise UserError(
+            f"{len(deal.labels)} samples cannot be cut into {count} shards: lower --clients or partition.per_client"
+        )
+    shuffled = deal.random.permutation(len(deal.labels))
+    pieces = _cut(shuffled[np.argsort(deal.labels[shuffled], kind="stable")], count)
+    order = deal.random.permutation(count).reshape(deal.clients, per_client)
+    return _large_enough(
+        [np.concatenate([pieces[i] for i in some]) for some in order], deal, "lower --clients"
+    )
 
 
-partitions: dict[str, Callable[[Rows, Settings, np.random.Generator], list[Rows]]] = {
+def column(deal: Deal) -> list[Rows]:
+    """One client for each writer, hospital or domain, as the data says; --clients follows from it."""
+    if deal.groups is None:
+        raise UserError(
+            "this data does not say which client a sample belongs to: name a column with --set data.client=…"
+        )
+    numbers = deal.groups.train.numpy()
+    return [np.flatnonzero(numbers == g) for g in np.unique(numbers)]
+
+
+def saved(deal: Deal, *, file: str = "") -> list[Rows]:
+    """From a file: the partition.npz of a run, or any .npz with `rows` and `sizes`."""
+    if not file:
+        raise UserError("which file? --set partition.file=runs/first/partition.npz")
+    try:
+        with np.load(Path(file), allow_pickle=False) as content:
+            parts = unpacked(content["rows"], content["sizes"])
+            if "held_rows" in content:
+                held = unpacked(content["held_rows"], content["held_sizes"])
+                parts = [np.concatenate(pair) for pair in zip(parts, held, strict=True)]
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"cannot read a partition from {file}: {str(error).splitlines()[0]}") from None
+    rows = np.concatenate(parts)
+    if len(rows) and (rows.min() < 0 or rows.max() >= len(deal.labels) or len(np.unique(rows)) != len(rows)):
+        raise UserError(
+            f"the partition in {file} is of other data: it does not fit {len(deal.labels)} training samples"
+        )
+    return parts
+
+
+def unpacked(rows: Rows, sizes: Rows) -> list[Rows]:
+    """The clients' rows from one array of all rows and one of sizes."""
+    return [np.ascontiguousarray(part, dtype=np.int64) for part in np.split(rows, np.cumsum(sizes)[:-1])]
+
+
+def _cut(rows: Rows, count: int) -> list[Rows]:
+    return [np.array(part) for part in np.array_split(rows, count)]
+
+
+def _large_enough(parts: list[Rows], deal: Deal, advice: str) -> list[Rows]:
+    if min(map(len, parts)) < deal.min_samples:
+        raise UserError(
+            f"the smallest of {deal.clients} clients would hold {min(map(len, parts))} samples: {advice}"
+        )
+    return parts
+
+
+partitions: dict[str, Callable[..., list[Rows]]] = {
     "dirichlet": dirichlet,
     "iid": iid,
+    "quantity": quantity,
+    "classes": classes,
+    "shards": shards,
+    "column": column,
+    "saved": saved,
 }
 
 
-def split(labels: Rows, settings: Settings) -> list[Rows]:
-    """The rows of each client, by the settings' partition and its own seed."""
-    if settings.partition not in partitions:
-        raise unknown("partition", settings.partition, partitions)
-    if settings.clients * settings.min_samples > len(labels):
+def split(
+    labels: Rows, settings: Settings, table: Mapping[str, Any], groups: Groups | None = None
+) -> list[Rows]:
+    """The rows of each client, by the partition's name and options, with the partition's own seed."""
+    options = dict(table)
+    name = options.pop("name", "dirichlet")
+    if name not in partitions:
+        raise unknown("partition", name, partitions)
+    if name not in ("column", "saved") and settings.clients * settings.min_samples > len(labels):
         raise UserError(
             f"{len(labels)} training samples cannot give {settings.clients} clients {settings.min_samples} each: "
             "lower --clients or --min-samples"
         )
-    parts = partitions[settings.partition](labels, settings, seeds.rng(settings.partition_seed, "partition"))
+    random = seeds.rng(settings.partition_seed, "partition")
+    deal = Deal(labels, groups, settings.clients, settings.beta, settings.min_samples, random)
+    parts = call_with(partitions[name], options, "partition", deal)
+    if not parts or min(map(len, parts)) == 0:
+        raise UserError("the partition leaves a client without samples: choose another")
     return [np.ascontiguousarray(part, dtype=np.int64) for part in parts]
+
+
+def hold_out(parts: list[Rows], share: float, seed: int) -> tuple[list[Rows], list[Rows]]:
+    """Each client's rows for training, and those set aside to test on: a share, rounded up, but never all."""
+    if not share:
+        return parts, []
+    train, held = [], []
+    for client, rows in enumerate(parts):
+        order = seeds.rng(seed, "holdout", client).permutation(len(rows))
+        cut = min(int(np.ceil(share * len(rows))), len(rows) - 1)
+        held.append(rows[np.sort(order[:cut])])
+        train.append(rows[np.sort(order[cut:])])
+    return train, held

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedcsd.errors import UserError
+from fedcsd.errors import UserError, unknown
 from fedcsd.weights import Layout, Weights, float_buffers
 
 
@@ -17,8 +17,9 @@ class Outputs(NamedTuple):
     features: Tensor
 
 
-def find_classifier(module: nn.Module, images: Tensor) -> nn.Linear:
-    """The linear layer whose output is the model's output, found by trying it on two images."""
+def find_classifier(module: nn.Module, images: Tensor, name: str = "") -> nn.Module:
+    """The layer whose input are the features: the one named, or the linear layer whose output is the
+    model's output, found by trying it on two images."""
     seen: list[tuple[nn.Linear, Tensor]] = []
     hooks = [
         linear.register_forward_hook(lambda linear, _, output: seen.append((linear, output)))
@@ -39,11 +40,22 @@ def find_classifier(module: nn.Module, images: Tensor) -> nn.Linear:
         for hook in hooks:
             hook.remove()
     for linear, output in reversed(seen):
-        if output is logits:
+        if output is logits and not name:
             return linear
+    if name:
+        return _named(module, name)
+    names = [n for n, m in module.named_modules() if isinstance(m, nn.Linear)]
     raise UserError(
-        "the model does not end in an nn.Linear layer: its output must be that layer's output, the logits"
+        "the model does not end in an nn.Linear layer: name the layer whose input are the features with --classifier"
+        + (f" ({' or '.join(names[-3:])})" if names else "")
     )
+
+
+def _named(module: nn.Module, name: str) -> nn.Module:
+    try:
+        return module.get_submodule(name)
+    except AttributeError:
+        raise unknown("layer (--classifier)", name, [n for n, _ in module.named_modules() if n]) from None
 
 
 def _first_line(error: Exception) -> str:
@@ -57,10 +69,10 @@ class Network:
     however many layers there are.
     """
 
-    def __init__(self, module: nn.Module, images: Tensor):
+    def __init__(self, module: nn.Module, images: Tensor, classifier: str = ""):
         self.module = module
         self.layout = Layout.of(module)
-        self.classifier = find_classifier(module, images)
+        self.classifier = find_classifier(module, images, classifier)
         self.classifier.register_forward_pre_hook(self._keep_features)
         self.norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
         self._features: Tensor | None = None

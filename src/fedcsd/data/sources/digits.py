@@ -1,11 +1,13 @@
 """scikit-learn's handwritten digits: 1,797 real 8×8 images of ten classes, on disk with scikit-learn."""
 
+from pathlib import Path
+
 import numpy as np
 
 from fedcsd.data.dataset import Dataset
 
 
-def digits() -> Dataset:
+def digits(folder: Path | None = None) -> Dataset:
     """1,797 handwritten digits of 8×8 pixels, ten classes; a fifth is the test set. Needs no download."""
     from sklearn.datasets import load_digits
 

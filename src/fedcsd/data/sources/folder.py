@@ -1,0 +1,102 @@
+"""Image folders: class/image, or domain/class/image where each domain can be a client."""
+
+from dataclasses import replace
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedcsd import seeds
+from fedcsd.data.cache import cached, content_key
+from fedcsd.data.dataset import Dataset, Groups, numbered
+from fedcsd.data.decode import decode
+from fedcsd.errors import UserError
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+
+
+def image_folder(path: Path, *, size: int = 0, test: float = 0.2, train_pool: float = 0) -> Dataset:
+    """A folder of images, class/image or domain/class/image.
+
+    size        scale all images to size × size
+    test        the share of each domain, rounded up, that is test data; not used with train/ and test/ folders
+    train_pool  training images of each domain: 0 for all that are not test data, a share of the domain
+                if below 1, else a number
+    """
+    files = sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
+    if not files:
+        raise UserError(f"{path} holds no images: it should be class/image.png or domain/class/image.png")
+    parts = [f.relative_to(path).parts for f in files]
+    depths = {len(p) for p in parts}
+    if len(depths) != 1 or not depths <= {2, 3}:
+        odd = next(p for p in parts if len(p) not in (2, 3) or len(p) != len(parts[0]))
+        raise UserError(
+            f"{path}: {'/'.join(odd)} does not fit; all images must be class/image or all domain/class/image"
+        )
+    classes, labels = numbered([p[-2] for p in parts])
+    domains, groups = numbered([p[0] if len(p) == 3 else path.name for p in parts])
+    if len(classes) < 2:
+        raise UserError(
+            f"{path} holds one class only ({classes[0]}): classification needs at least two folders of images"
+        )
+    options = {"size": size, "test": test, "pool": train_pool, "paths": ["/".join(p[:-1]) for p in parts]}
+    key = content_key(files, {**options, "kind": "folder"})
+    train, held, named = split(groups, domains, test, train_pool)
+    by = Groups(domains, torch.from_numpy(groups)[train], torch.from_numpy(groups)[held]) if named else None
+
+    def make() -> Dataset:
+        rows, y = torch.cat([train, held]).tolist(), torch.from_numpy(labels)
+        x = decode(
+            lambda i: files[rows[i]].read_bytes(),
+            len(rows),
+            lambda i: str(files[rows[i]]),
+            size=size,
+            title=path.name,
+        )
+        arrays = (x[: len(train)], y[train], x[len(train) :], y[held])
+        return Dataset.of_arrays(*arrays, name=path.name, classes=len(classes), groups=by)
+
+    return cached(path.name, key, make)
+
+
+def split(
+    groups: Any, domains: list[str], test: float, pool: float
+) -> tuple[torch.Tensor, torch.Tensor, bool]:
+    """Training and test rows, and whether the domains are groups: by folders named train and test,
+    else a seeded share of each domain."""
+    g = torch.from_numpy(groups)
+    if "train" in domains and len(domains) == 2 and set(domains) & {"test", "val", "valid", "validation"}:
+        train = torch.nonzero(g == domains.index("train"))[:, 0]
+        return train, torch.nonzero(g != domains.index("train"))[:, 0], False
+    train_rows, test_rows = [], []
+    for d, name in enumerate(domains):
+        rows = torch.nonzero(g == d)[:, 0]
+        rows = rows[torch.from_numpy(seeds.rng(0, "test split", d).permutation(len(rows)))]
+        cut = ceil(test * len(rows))
+        count = len(rows) - cut if not pool else int(pool * len(rows)) if pool < 1 else int(pool)
+        if not 0 < count <= len(rows) - cut:
+            raise UserError(
+                f"{name} has {len(rows)} images, {cut} of them for testing: data.train_pool cannot be {pool:g}"
+            )
+        test_rows.append(rows[:cut])
+        train_rows.append(rows[cut : cut + count])
+    return torch.cat(train_rows), torch.cat(test_rows), len(domains) > 1
+
+
+def office_caltech_10(folder: Path | None, *, train_pool: float = 0, size: int = 256) -> Dataset:
+    """Office-Caltech-10: 2,533 images of ten classes from four domains, which are four clients."""
+    where = folder / "office_caltech_10" if folder and (folder / "office_caltech_10").is_dir() else folder
+    if where is None or not (where / "amazon").is_dir():
+        raise UserError(
+            f"office_caltech_10 is read from a folder{f', but {where} lacks amazon/' if where else ''}: "
+            "give one with amazon, caltech, dslr and webcam as --data-dir"
+        )
+    data = image_folder(where, size=size, train_pool=train_pool)
+    return replace(
+        data.normalised((0.0,) * 3, (1.0,) * 3),
+        name="office_caltech_10",
+        augment="office",
+        model="alexnet",
+        partition="column",
+    )

@@ -1,0 +1,159 @@
+"""Image data sets in parquet files, as the Hugging Face hub keeps them: a column of images, one of labels."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from fedcsd import seeds
+from fedcsd.data.cache import cached, content_key
+from fedcsd.data.dataset import Dataset, Groups, group
+from fedcsd.data.decode import decode
+from fedcsd.errors import UserError, unknown
+
+LABELS = ("label", "labels", "fine_label", "character", "class", "target", "y")
+
+
+def split_files(folder: Path) -> dict[str, list[Path]]:
+    """The parquet files of a folder by split: those with "test" (or "valid") in their name are test data."""
+    files = sorted(folder.rglob("*.parquet")) if folder.is_dir() else [folder]
+    test = [f for f in files if "test" in f.name.lower()]
+    test = test or [f for f in files if "valid" in f.name.lower()]
+    return {"train": [f for f in files if f not in test and "valid" not in f.name.lower()], "test": test}
+
+
+def parquet(
+    path: Path,
+    *,
+    image: str = "",
+    label: str = "",
+    client: str = "",
+    size: int = 0,
+    test: float = 0.2,
+    keep_labels: int = 0,
+    title: str = "",
+) -> Dataset:
+    """Parquet files with an image and a label column.
+
+    image, label   names of the columns (found by themselves where that is possible)
+    client         a column that names the client of each sample, for `--partition column`
+    size           scale all images to size × size
+    test           the share that is set aside as test data where there is no test file
+    """
+    files = split_files(path)
+    if not files["train"]:
+        raise UserError(f"{path} holds no .parquet files with training data")
+    options: dict[str, Any] = {"image": image, "label": label, "client": client, "size": size}
+    options |= {"test": test, "keep_labels": keep_labels}
+    key = content_key([*files["train"], *files["test"]], {**options, "kind": "parquet"})
+    title = title or path.stem
+    return cached(title, key, lambda: _decode(files, title, **options))
+
+
+def _decode(
+    files: dict[str, list[Path]],
+    title: str,
+    *,
+    image: str,
+    label: str,
+    client: str,
+    size: int,
+    test: float,
+    keep_labels: int,
+) -> Dataset:
+    """Read and decode all files."""
+    tables = {split: [_read(path) for path in paths] for split, paths in files.items() if paths}
+    image, label = _columns(tables["train"][0], files["train"][0], image, label, client)
+    x, y, who = {}, {}, {}
+    for split, parts in tables.items():
+        labels = np.concatenate([_labels(t, label, p) for t, p in zip(parts, files[split], strict=True)])
+        kept = np.flatnonzero(labels < keep_labels) if keep_labels else np.arange(len(labels))
+        x[split] = _images(parts, files[split], image, kept, size, f"{title} {split}")
+        y[split] = torch.from_numpy(labels[kept])
+        if client:
+            names = [str(v) for t in parts for v in t[client].to_pylist()]
+            who[split] = [names[i] for i in kept]
+    groups = group(who) if client else None
+    if "test" in x:
+        arrays = (x["train"], y["train"], x["test"], y["test"])
+        return Dataset.of_arrays(*arrays, name=title, classes=keep_labels or None, groups=groups)
+    order = torch.from_numpy(seeds.rng(0, "test split").permutation(len(y["train"])))
+    cut = int(np.ceil(test * len(order)))
+    there, here = order[:cut].sort().values, order[cut:].sort().values
+    if groups:
+        groups = Groups(groups.names, groups.train[here], groups.train[there])
+    arrays = (x["train"][here], y["train"][here], x["train"][there], y["train"][there])
+    return Dataset.of_arrays(*arrays, name=title, classes=keep_labels or None, groups=groups)
+
+
+def _read(path: Path) -> Any:
+    import pyarrow as pa
+    from pyarrow import parquet as pq
+
+    try:
+        return pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0][:120]
+        raise UserError(f"{path} cannot be read as parquet ({reason}): fetch it again") from None
+
+
+def _columns(table: Any, path: Path, image: str, label: str, client: str) -> tuple[str, str]:
+    """The image and the label column: as named, or as the file's own description or habit has it."""
+    import pyarrow as pa
+
+    columns = table.column_names
+    for name in filter(None, (image, label, client)):
+        if name not in columns:
+            raise unknown(f"column of {path.name}", name, columns)
+    if not image:
+        with_bytes = [
+            f.name for f in table.schema if pa.types.is_struct(f.type) and "bytes" in [c.name for c in f.type]
+        ]
+        image = next(iter(with_bytes), "")
+    if not label:
+        label = next((name for name in LABELS if name in columns), "")
+    for name, what in ((image, "image"), (label, "label")):
+        if not name:
+            raise UserError(
+                f"{path} has no {what} column among {', '.join(columns)}: name it with --set data.{what}=…"
+            )
+    return image, label
+
+
+def _labels(table: Any, label: str, path: Path) -> np.ndarray[Any, np.dtype[np.int64]]:
+    import pyarrow as pa
+
+    column = table[label]
+    if not pa.types.is_integer(column.type):
+        raise UserError(
+            f"{path.name}: the label column {label!r} holds {column.type}, not class numbers from 0: "
+            "number the classes, or name another column with --set data.label=…"
+        )
+    if column.null_count:
+        raise UserError(f"{path.name}: {column.null_count} labels are missing in column {label!r}")
+    numbers: np.ndarray[Any, np.dtype[np.int64]] = column.to_numpy().astype(np.int64)
+    return numbers
+
+
+def _images(
+    tables: Sequence[Any], paths: Sequence[Path], image: str, kept: Any, size: int, title: str
+) -> torch.Tensor:
+    blobs = [t[image].combine_chunks().field("bytes") for t in tables]
+    starts = np.cumsum([0, *(len(b) for b in blobs)])
+
+    def where(i: int) -> tuple[int, int]:
+        row = int(kept[i])
+        file = int(np.searchsorted(starts, row, side="right")) - 1
+        return file, row - int(starts[file])
+
+    def read(i: int) -> bytes:
+        file, row = where(i)
+        return blobs[file][row].as_buffer() or b""
+
+    def place(i: int) -> str:
+        file, row = where(i)
+        return f"{paths[file].name}, row {row}"
+
+    return decode(read, len(kept), place, size=size, title=title)
