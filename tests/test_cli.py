@@ -117,6 +117,47 @@ def test_compare_goes_on_where_it_was_cut_off(fedcsd: Fedcsd, tmp_path: Path) ->
     assert "lr is 0.01 there and 0.5 here" in other.stderr
 
 
+def test_compare_takes_options_and_seed_from_a_file(fedcsd: Fedcsd, tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text(
+        'seed = 3\nrounds = 1\nepochs = 1\n[method]\nname = "fedcsd"\nmu = 0.5\n'
+    )
+    result = fedcsd(
+        "compare", "e.toml", "--methods", "fedavg,fedcsd,fedcsd:mu=0.1", "--set", "method.tau=4", "--out", "c"
+    )
+    assert result.returncode == 0, result.stderr
+    config = (tmp_path / "c/fedcsd-seed3/config.toml").read_text()
+    assert "mu = 0.5" in config
+    assert "tau = 4.0" in config
+    own = (tmp_path / "c/fedcsd-mu=0.1-seed3/config.toml").read_text()
+    assert "mu = 0.1" in own  # what --methods says of one method goes first
+
+
+def test_a_comparison_that_is_cut_off_can_be_shown(fedcsd: Fedcsd, tmp_path: Path) -> None:
+    fedcsd("run", "--method", "fedavg", *QUICK, "--out", "c/fedavg-seed0")
+    shown = fedcsd("show", "c")
+    assert shown.returncode == 0, shown.stderr
+    assert "2 of 2" in shown.stdout
+    assert "the same command again goes on with it" in shown.stdout
+
+
+def test_names_with_brackets_are_shown_as_they_are(fedcsd: Fedcsd) -> None:
+    result = fedcsd("run", *QUICK, "--out", "runs/a[b] [/red] c")
+    assert result.returncode == 0, result.stderr
+    assert "runs/a[b] [/red] c/curves.png" in result.stdout
+
+
+def test_runs_are_resumed_from_anywhere(fedcsd: Fedcsd, tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).integers(0, 256, (100, 8, 8)), np.arange(100) % 3
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    assert (
+        fedcsd("run", "--data", "mine.npz", "--clients", "3", "--beta", "5", *QUICK, "--out", "r").returncode
+        == 0
+    )
+    (tmp_path / "elsewhere").mkdir()
+    command = [sys.executable, "-m", "fedcsd", "resume", "../r", "--rounds", "3"]
+    assert subprocess.run(command, cwd=tmp_path / "elsewhere", capture_output=True).returncode == 0
+
+
 @pytest.mark.parametrize("what", ["methods", "datasets", "models", "partitions"])
 def test_list(fedcsd: Fedcsd, what: str) -> None:
     result = fedcsd("list", what)
@@ -138,9 +179,17 @@ BAD = [
         ("run", "--set", "method.mask=adaptiv"),
         "unknown value of method.mask 'adaptiv': did you mean adaptive?",
     ),
-    (("run", "--method", "fedavg", "--set", "method.mu=1"), "method has no options, but mu is given"),
+    (("run", "--method", "fedavg", "--set", "method.mu=1"), "fedavg has no options, but mu is given"),
     (("run", "--bta", "0.1"), "--beta"),
     (("rnu",), "run"),
+    (("run", "--mu", "0.1"), "mu is an option of the method: --set method.mu=…"),
+    (("run", "--set", "mu=0.1"), "mu is an option of the method: --set method.mu=…"),
+    (("run", "--set", "method.rounds=3"), "rounds is a setting, not an option of fedcsd"),
+    (("run", "--method", ""), "unknown method ''"),
+    (("run", "--set", "method.variant=authors", "--set", "method.mask=none"), "has no switches"),
+    (("compare", "--methods", "fedcsd:mu"), "fedcsd: in --methods takes KEY=VALUE"),
+    (("compare", "--methods", "fedavg,fedcsd", "--set", "method.taau=4"), "has an option 'taau'"),
+    (("run", "--out", "x" * 300), "File name too long: choose another --out"),
     (("list", "method"), "did you mean methods?"),
     (("run", "--rounds", "0"), "rounds must be at least 1, not 0"),
     (("run", "--participation", "1.5"), "participation must be more than 0 and at most 1, not 1.5"),

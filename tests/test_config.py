@@ -48,10 +48,14 @@ def test_assignments() -> None:
     assert parsed == {
         "rounds": 50,
         "method": {"mu": 0.01, "mask": "none"},
-        "data": "a.npz",
+        "data": {"name": "a.npz"},
         "track_drift": True,
-        "model": "mlp",
+        "model": {"name": "mlp"},
     }
+    for order in (["method.mu=1", "method=fedcsd"], ["method=fedcsd", "method.mu=1"]):
+        assert parse_assignments(order) == {"method": {"name": "fedcsd", "mu": 1}}
+    with pytest.raises(UserError, match="both to a value and to a table"):
+        parse_assignments(["a=1", "a.b=2"])
     for text in ("rounds", "=3", ""):
         with pytest.raises(UserError, match="KEY=VALUE"):
             parse_assignments([text])
@@ -64,6 +68,7 @@ def test_layers() -> None:
     }
     assert layered({"method": {"name": "x", "mu": 1}}, {"method": "y"}) == {"method": {"name": "y"}}
     assert layered({"method": {"name": "x", "mu": 1}}, {"method": "x"}) == {"method": {"name": "x", "mu": 1}}
+    assert layered({"method": {"mu": 1}}, {"method": "x"}) == {"method": {"mu": 1, "name": "x"}}
     assert layered({"data": "digits"}, {"data": {"classes": 62}}) == {
         "data": {"name": "digits", "classes": 62}
     }

@@ -89,6 +89,11 @@ nan[7, 0, 0] = np.nan
         (broken(x_train=np.array(["a"] * 20).reshape(20, 1, 1)), "must hold whole numbers"),
         (broken(y_train=np.zeros(20, int), y_test=np.zeros(20, int)), "at least two classes"),
         ({"x_train": np.zeros((3, 4, 4))}, "lacks y_train, x_test, y_test"),
+        (
+            broken(y_train=np.arange(20) % 3 + 1, y_test=np.arange(20) % 3 + 1),
+            "labels must count from 0; they go from 1 to 3",
+        ),
+        (broken(y_train=np.arange(20) * 400_000), "number the classes from 0"),
         (17, "data must be a name, a path"),
     ],
 )
@@ -115,6 +120,16 @@ def test_files_that_are_not_npz(tmp_path) -> None:
     np.savez(tmp_path / "pickled.npz", **broken(y_train=np.array([{}] * 20, dtype=object)))
     with pytest.raises(UserError, match="cannot read"):
         load(str(tmp_path / "pickled.npz"))
+
+
+def test_other_kinds_of_archives(tmp_path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(3))
+    (tmp_path / "a.npy").rename(tmp_path / "a.npz")
+    with pytest.raises(UserError, match=r"not an \.npz archive"):
+        load(str(tmp_path / "a.npz"))
+    np.savez(tmp_path / "B.NPZ", **broken(y_train=np.arange(20) % 2 == 0, y_test=np.arange(20) % 2 == 0))
+    (tmp_path / "B.NPZ.npz").rename(tmp_path / "B.NPZ") if (tmp_path / "B.NPZ.npz").exists() else None
+    assert load(str(tmp_path / "B.NPZ")).classes == 2
 
 
 def test_fingerprint_tells_data_apart() -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from fedcsd.cli import cli
-from fedcsd.config import Settings, layered, parse_assignments, read_toml
+from fedcsd.config import TABLES, Settings, layered, parse_assignments, read_toml
 from fedcsd.methods import methods
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-COMMAND = re.compile(r"^\s+(fedcsd (?:run|resume|compare|show|list)\b.*)$", re.MULTILINE)
+COMMAND = re.compile(r"^\s+(fedcsd (?:run|resume|compare|show|list|partition)\b.*)$", re.MULTILINE)
 
 
 def commands() -> list[str]:
@@ -53,7 +53,7 @@ def test_commands_parse(command: str, tmp_path: Path, monkeypatch: pytest.Monkey
     context = subcommand.make_context(name, arguments)
     for assignment in context.params.get("assignments") or ():
         key = next(iter(parse_assignments([assignment])))
-        assert key == "method" or key in Settings.__dataclass_fields__
+        assert key in TABLES or key in Settings.__dataclass_fields__
     for label in (context.params.get("methods") or "").split(","):
         if label:
             method, *options = label.split(":")

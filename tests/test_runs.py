@@ -199,6 +199,98 @@ def test_other_data_is_refused(tmp_path: Path) -> None:
         package.resume(tmp_path / "cut", data=blobs(), beta=0.5)
 
 
+def test_another_method_or_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        package.run(data=blobs(), rounds=3, out=tmp_path / "cut", on_round=stop_after(1), **SMALL)
+    for method in (package.FedCSD(mu=5.0), package.FedAvg()):
+        with pytest.raises(UserError, match="was started with"):
+            package.resume(tmp_path / "cut", data=blobs(), method=method)
+    with pytest.raises(UserError, match="the model is not the model"):
+        package.resume(
+            tmp_path / "cut", data=blobs(), model=lambda: torch.nn.Sequential(torch.nn.Linear(6, 3))
+        )
+    package.resume(tmp_path / "cut", data=blobs(), method=package.FedCSD())
+
+
+def test_folders_that_only_look_like_runs_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "theirs/checkpoints").mkdir(parents=True)
+    (tmp_path / "theirs/checkpoints/epoch10.pt").write_text("weeks of training")
+    (tmp_path / "theirs/model.safetensors").write_text("a model")
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match="holds other files"):
+            package.run(data=blobs(), rounds=1, out=tmp_path / "theirs", overwrite=overwrite, **SMALL)
+    assert (tmp_path / "theirs/checkpoints/epoch10.pt").read_text() == "weeks of training"
+    (tmp_path / "begun/checkpoints").mkdir(parents=True)  # what a run killed at its very start leaves
+    (tmp_path / "begun/partition.npz").write_bytes(b"")
+    package.run(data=blobs(), rounds=1, out=tmp_path / "begun", **SMALL)
+
+
+def test_the_lock_is_free_after_an_interruption(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt) as kept:  # a notebook keeps the exception alive
+        package.run(data=blobs(), rounds=3, out=tmp_path / "run", on_round=stop_after(1), **SMALL)
+    code = "import sys, pathlib; from fedcsd.runs import RunDirectory; RunDirectory.open(pathlib.Path(sys.argv[1])).lock()"
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")]).returncode == 0
+    assert kept.value is not None
+
+
+def test_an_interruption_anywhere_in_a_round_is_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedcsd import federation
+
+    settings = {**SMALL, "rounds": 4, "checkpoint_every": 10}
+    package.run(data=blobs(), out=tmp_path / "whole", **settings)
+    calls, merge = [], federation.merge
+
+    def interrupted(notes: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return merge(notes)
+
+    monkeypatch.setattr(federation, "merge", interrupted)
+    with pytest.raises(KeyboardInterrupt, match="rounds 1 to 2 are saved"):
+        package.run(data=blobs(), out=tmp_path / "cut", **settings)
+    monkeypatch.undo()
+    package.resume(tmp_path / "cut", data=blobs())
+    same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_damaged_runs_are_told_in_one_line(tmp_path: Path) -> None:
+    package.run(data=blobs(), rounds=4, out=tmp_path / "run", **SMALL)
+    metrics = tmp_path / "run/metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join([lines[0], "garbage\n", *lines[2:]]))
+    with pytest.raises(UserError, match="is damaged: not all of rounds 1 to 4"):
+        package.resume(tmp_path / "run", data=blobs(), rounds=5)
+    (tmp_path / "run/model.safetensors").unlink()
+    with pytest.raises(UserError, match="cannot read the model"):
+        package.load_run(tmp_path / "run")
+    (tmp_path / "run/partition.npz").write_bytes(b"no")
+    with pytest.raises(UserError, match=r"cannot read .*partition\.npz"):
+        package.resume(tmp_path / "run", data=blobs(), rounds=6)
+    (tmp_path / "run/config.toml").write_text("= broken")
+    with pytest.raises(UserError, match=r"cannot read .*config\.toml"):
+        package.resume(tmp_path / "run", data=blobs())
+
+
+def test_lost_checkpoint_folder_starts_from_the_beginning(tmp_path: Path) -> None:
+    package.run(data=blobs(), rounds=3, out=tmp_path / "whole", **SMALL)
+    with pytest.raises(KeyboardInterrupt):
+        package.run(data=blobs(), rounds=3, out=tmp_path / "cut", on_round=stop_after(2), **SMALL)
+    shutil.rmtree(tmp_path / "cut/checkpoints")
+    package.resume(tmp_path / "cut", data=blobs())
+    same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_bytes_are_the_same_after_a_resume(tmp_path: Path) -> None:
+    method = package.FedCSD(teacher="global")
+    whole = package.run(data=blobs(), method=method, rounds=4, **SMALL)
+    package.run(data=blobs(), method=method, rounds=2, out=tmp_path / "half", **SMALL)
+    half = package.resume(tmp_path / "half", data=blobs(), method=method, rounds=4)
+    assert [r["bytes_down"] for r in half.history] == [r["bytes_down"] for r in whole.history]
+
+
 def test_only_one_process_trains_a_run(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         package.run(data=blobs(), rounds=3, out=tmp_path / "run", on_round=stop_after(1), **SMALL)
@@ -250,7 +342,7 @@ def test_a_full_disk_in_mid_run_says_what_is_saved(tmp_path: Path, monkeypatch: 
         record(self, line)
 
     monkeypatch.setattr(RunDirectory, "record", full)
-    with pytest.raises(package.RunStopped, match="No space left on device; rounds 1 to 2 are saved"):
+    with pytest.raises(package.RunStopped, match="No space left on device; rounds 1 to 3 are saved"):
         package.run(data=blobs(), rounds=4, out=tmp_path / "run", **SMALL)
     monkeypatch.undo()
     package.run(data=blobs(), rounds=4, out=tmp_path / "whole", **SMALL)

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _homes = {
-    "run": "fedcsd.experiments",
-    "resume": "fedcsd.experiments",
-    "load_run": "fedcsd.experiments",
-    "Run": "fedcsd.experiments",
+    "run": "fedcsd.jobs",
+    "resume": "fedcsd.jobs",
+    "load_run": "fedcsd.jobs",
+    "Run": "fedcsd.jobs",
     "compare": "fedcsd.comparison",
     "FedAvg": "fedcsd.methods.fedavg",
     "FedCSD": "fedcsd.methods.fedcsd",
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from fedcsd.comparison import compare
     from fedcsd.data import Dataset
     from fedcsd.errors import RunStopped, UserError
-    from fedcsd.experiments import Run, load_run, resume, run
+    from fedcsd.jobs import Run, load_run, resume, run
     from fedcsd.methods import Method
     from fedcsd.methods.fedavg import FedAvg
     from fedcsd.methods.fedcsd import FedCSD

@@ -131,17 +131,17 @@ def run(
       fedcsd run experiment.toml --set method.mu=0.01 --set rounds=50
       fedcsd run --data mine.npz --method fedavg
     """
-    values = gather(experiment, {"method": method} if method else {}, options, assignments)
+    values = gather(experiment, {} if method is None else {"method": method}, options, assignments)
     values = layered(TABLES, values)
-    target = out or free_name(values)
+    target = out.expanduser() if out else free_name(values)
 
-    from fedcsd import experiments
+    from fedcsd import jobs
     from fedcsd.console import Training
 
-    job = experiments.begin(values, out=target, overwrite=overwrite)
+    job = jobs.begin(values, out=target, overwrite=overwrite)
     with Training() as training:
         follow = training.follow(values["method"]["name"], job.rounds)
-        finished = experiments.train(job, follow)
+        finished = jobs.train(job, follow)
     show_finished(finished)
 
 
@@ -162,18 +162,18 @@ def resume(path: Path, **changes: Any) -> None:
       fedcsd resume runs/first
       fedcsd resume runs/first --rounds 100
     """
-    from fedcsd import experiments
+    from fedcsd import jobs
     from fedcsd.console import Training, say
 
-    job = experiments.take_up(path, changes=changes)
+    job = jobs.take_up(path, changes=changes)
     if job is None:
-        finished = experiments.load_run(path)
+        finished = jobs.load_run(path)
         done = finished.summary["rounds"]
         say(f"{path} is finished: {done} rounds. `fedcsd resume {path} --rounds N` trains it for longer.")
     else:
         with Training() as training:
             follow = training.follow(job.config["method"]["name"], job.rounds)
-            finished = experiments.train(job, follow)
+            finished = jobs.train(job, follow)
     show_finished(finished)
 
 
@@ -185,7 +185,7 @@ def resume(path: Path, **changes: Any) -> None:
     metavar="A,B,…",
     help="methods; the others are compared with the first. Options go behind colons: fedcsd:mu=0.01:tau=4",
 )
-@click.option("--seeds", default="0", metavar="0,1,2", help="training seeds  [dim](default: 0)[/dim]")
+@click.option("--seeds", metavar="0,1,2", help="training seeds  [dim](default: 0)[/dim]")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),
@@ -215,22 +215,22 @@ def compare(
     """
     values = gather(experiment, {}, options, assignments)
     try:
-        numbers = [int(s) for s in seeds.split(",")]
+        numbers = [int(s) for s in (seeds or str(values.get("seed", 0))).split(",")]
     except ValueError:
         raise UserError(f"--seeds takes whole numbers such as 0,1,2, not {seeds!r}") from None
+    values.pop("seed", None)
 
-    from fedcsd import comparison as comparing
+    from fedcsd import comparison
     from fedcsd.console import Training
 
-    total = len(comparing.parse_methods(methods)) * len(numbers)
-    left = iter(range(total - 1, -1, -1))
+    out = out.expanduser()
     with Training() as training:
-        result = comparing.compare(
+        result = comparison.compare(
             methods,
             numbers,
             out=out,
             overwrite=overwrite,
-            on_start=lambda label, seed, rounds: training.follow(f"{label} seed {seed}", rounds, next(left)),
+            on_start=lambda label, seed, rounds, more: training.follow(f"{label} seed {seed}", rounds, more),
             **values,
         )
     show_comparison(out, result.rows, numbers)
@@ -298,7 +298,7 @@ def list_(what: str) -> None:
 
         for name in methods.names:
             cls = methods.load(name)
-            say(f"[bold]{name}[/bold]  {cls.__doc__}")
+            say(f"  {cls.__doc__}", bold=name)
             if options := describe(cls):
                 show_table(["option", "default", "meaning"], options, left=3)
         return
@@ -332,7 +332,7 @@ def _options(function: Any, key: str) -> str:
     for p in parameters:
         choices = "|".join(map(str, get_args(hints[p.name]))) if get_origin(hints[p.name]) is Literal else ""
         texts.append(f"{key}.{p.name}={choices or p.default}")
-    return f"  [dim]{', '.join(texts)}[/dim]" if texts else ""
+    return f"  ({', '.join(texts)})" if texts else ""
 
 
 def _first_line(thing: Any) -> str:
@@ -349,9 +349,13 @@ def show(path: Path) -> None:
         show_comparison(path, *load_rows(path))
         return
 
-    from fedcsd.console import say, show_run, sparkline
-    from fedcsd.runs import RunDirectory, summarise
+    from fedcsd.console import say, show_run, show_table, sparkline
+    from fedcsd.runs import RunDirectory, progress_of, summarise
 
+    if not (path / "config.toml").exists() and (parts := progress_of(path)):
+        show_table(["run", "rounds", "accuracy (%)"], parts)
+        say("a comparison that is not finished: the same command again goes on with it")
+        return
     directory = RunDirectory.open(path)
     settings, history, summary = directory.settings, directory.history(), directory.summary
     if not history:
@@ -405,6 +409,10 @@ def show_comparison(path: Path, rows: Sequence[Any], seeds: Sequence[int]) -> No
             f"mean ± standard deviation over seeds {', '.join(map(str, seeds))}; differences paired by seed"
         )
     say(f"accuracy of the final round, {over}")
+    if any(row.drift is not None for row in rows):
+        say(
+            "logit drift: KL(global ‖ local) after local training, mean over all rounds; sent: both ways, all rounds"
+        )
     say(f"table:  {path / 'comparison.md'}")
     say(f"curves: {path / 'curves.png'}")
 
@@ -432,6 +440,12 @@ def guarded(arguments: list[str], debug: bool) -> int:
 
 def explain(error: BaseException) -> tuple[int, str]:
     """The exit status and the one line for something that went wrong."""
+    if isinstance(error, click.NoSuchOption):
+        from fedcsd.experiments import option_of_method
+
+        name = error.option_name.lstrip("-").replace("-", "_")
+        if option_of_method(name):
+            return 2, f"error: {name} is an option of the method: --set method.{name}=…"
     if isinstance(error, click.ClickException):
         return 2, f"error: {error.format_message()}"
     if isinstance(error, UserError):

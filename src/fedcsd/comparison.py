@@ -8,19 +8,11 @@ from statistics import mean, stdev
 from typing import Any
 
 from fedcsd.config import layered, parse_assignments
-from fedcsd.errors import UserError
-from fedcsd.experiments import (
-    Job,
-    Run,
-    begin,
-    config_of,
-    load_run,
-    make_method,
-    prepare,
-    take_up,
-    train,
-)
+from fedcsd.errors import RunStopped, UserError
+from fedcsd.experiments import config_of, make_method, prepare
 from fedcsd.federation import Watch
+from fedcsd.jobs import Job, Run, begin, load_run, split_objects, take_up, train
+from fedcsd.methods import Method, methods
 from fedcsd.runs import RunDirectory, write_whole
 
 IRRELEVANT = ("workers", "checkpoint_every", "data_dir")  # settings that do not change a result
@@ -98,64 +90,156 @@ def parse_methods(text: str) -> dict[str, dict[str, Any]]:
         name, *options = label.split(":")
         if label in entries:
             raise UserError(f"--methods names {label} twice")
-        entries[label] = {"name": name, **parse_assignments(options)}
-        make_method(dict(entries[label]))  # refuse a wrong name or option before any work
+        entries[label] = {"name": name, **parse_assignments(options, f"{name}: in --methods")}
+        make_method(entries[label])  # refuse a wrong name or option before any work
     if not entries:
         raise UserError("--methods needs at least one method, such as fedavg,fedcsd")
     return entries
 
 
+Choice = Method | type[Method] | str | Mapping[str, Any]
+
+
+def choices_of(
+    chosen: str | Mapping[str, Choice] | Sequence[Choice], shared: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The methods to compare, by label: tables, or objects from Python.
+
+    `shared` are options that a [method] table or --set method.… gives: they hold for every method of
+    that name, or without a name for every method that has them.
+    """
+    if isinstance(chosen, str):
+        entries: dict[str, Any] = dict(parse_methods(chosen))
+    elif isinstance(chosen, Mapping):
+        entries = dict(chosen)
+    else:
+        entries = {
+            c if isinstance(c, str) else type(c).__name__ if isinstance(c, Method) else str(c): c
+            for c in chosen
+        }
+    tables = {
+        k: v
+        for k, v in ((k, {"name": v} if isinstance(v, str) else v) for k, v in entries.items())
+        if isinstance(v, Mapping)
+    }
+    options = {key: value for key, value in shared.items() if key != "name"}
+    for key in options:
+        having = [k for k, t in tables.items() if key in methods.load(t["name"]).__dataclass_fields__]
+        if not having:
+            raise UserError(f"none of the compared methods has an option {key!r}, which method.{key} sets")
+        for label in having:
+            if shared.get("name") in (None, tables[label]["name"]):
+                tables[label] = {key: options[key], **tables[label]}
+    return {**entries, **tables}
+
+
 def compare(
-    methods: str | Mapping[str, Mapping[str, Any]],
+    methods: str | Mapping[str, Choice] | Sequence[Choice],
     seeds: Sequence[int] = (0,),
     *,
+    data: Any = "digits",
+    model: Any = "auto",
     out: str | Path | None = None,
     overwrite: bool = False,
-    on_start: Callable[[str, int, int], Watch] | None = None,
+    on_start: Callable[[str, int, int, int], Watch] | None = None,
     **settings: Any,
 ) -> Comparison:
     """Run every method with every seed on the same settings.
 
-    With `out`, finished runs found there are taken as they are and unfinished ones are resumed, so
-    that calling again goes on where it was cut off. `on_start(label, seed, rounds)` gives
-    what watches that run.
+    methods   names as in `--methods`, or methods by label: {"mine": MyMethod(), "fedavg": "fedavg"}
+    out       with a folder, finished runs found there are taken as they are and unfinished ones are
+              resumed, so that calling again goes on where it was cut off
+    on_start  called with (label, seed, rounds, runs that come after it), gives what watches that run
+
+    The rest is as for `fedcsd.run`.
     """
-    entries = parse_methods(methods) if isinstance(methods, str) else {k: dict(v) for k, v in methods.items()}
     if not seeds or len(set(seeds)) != len(seeds):
         raise UserError("--seeds needs different whole numbers, such as 0,1,2")
-    folder = Path(out) if out is not None else None
-    values = {key: value for key, value in settings.items() if key not in ("method", "seed")}
-    plan = [
-        (label, seed, layered(values, {"method": table, "seed": seed}))
-        for label, table in entries.items()
-        for seed in seeds
-    ]
-    _check(plan, folder, overwrite)
-    runs: dict[str, list[Run]] = {label: [] for label in entries}
-    for label, seed, wanted in plan:
-        path = folder / run_name(label, seed) if folder else None
-        job = _job(wanted, path, overwrite)
-        watch = on_start(label, seed, job.rounds) if on_start and job else None
-        assert job or path
-        runs[label].append(train(job, watch) if job else load_run(path))  # type: ignore[arg-type]
+    shared = settings.pop("method", {})
+    entries = choices_of(methods, {"name": shared} if isinstance(shared, str) else shared)
+    folder = Path(out).expanduser() if out is not None else None
+    plan = []
+    for label, choice in entries.items():
+        for seed in seeds:
+            values, given = split_objects(method=choice, data=data, model=model)
+            path = folder / run_name(label, seed) if folder else None
+            plan.append(Cell(label, seed, layered(settings, values, {"seed": seed}), given, path, overwrite))
+    _check(plan)
+    for name in ("comparison.md", "comparison.json", "curves.png") if folder else ():
+        (folder / name).unlink(missing_ok=True)  # type: ignore[operator]
+    runs = _train_all(plan, on_start)
     comparison = Comparison(rows(runs), runs, list(seeds), folder, folder / "curves.png" if folder else None)
     if folder:
         _write(comparison, folder)
     return comparison
 
 
+@dataclass(frozen=True)
+class Cell:
+    """One method with one seed."""
+
+    label: str
+    seed: int
+    values: dict[str, Any]
+    given: dict[str, Any]
+    path: Path | None
+    overwrite: bool
+
+    @property
+    def exists(self) -> bool:
+        return self.path is not None and not self.overwrite and (self.path / "config.toml").exists()
+
+    @property
+    def finished(self) -> bool:
+        return self.exists and RunDirectory.open(self.path).summary is not None  # type: ignore[arg-type]
+
+    def job(self) -> Job | None:
+        """What is to be trained; None if it is finished."""
+        if not self.exists:
+            return begin(self.values, given=self.given, out=self.path, overwrite=self.overwrite)
+        assert self.path is not None
+        return take_up(self.path, given=self.given, changes={"workers": self.values.get("workers")})
+
+
+def _train_all(
+    plan: Sequence[Cell], on_start: Callable[[str, int, int, int], Watch] | None
+) -> dict[str, list[Run]]:
+    runs: dict[str, list[Run]] = {cell.label: [] for cell in plan}
+    left = sum(not cell.finished for cell in plan)
+    try:
+        for cell in plan:
+            job = None if cell.finished else cell.job()
+            if job is None:
+                assert cell.path is not None
+                runs[cell.label].append(load_run(cell.path))
+                continue
+            left -= 1
+            watch = on_start(cell.label, cell.seed, job.rounds, left) if on_start else None
+            runs[cell.label].append(train(job, watch))
+    except (KeyboardInterrupt, RunStopped) as error:
+        if cell.path:
+            what = str(error).partition("; go on with:")[0]
+            error.args = (
+                f"{cell.label}, seed {cell.seed}: {what}; the same command again (without --overwrite) goes on from there",
+            )
+        raise
+    return runs
+
+
 def run_name(label: str, seed: int) -> str:
     return f"{label.replace(':', '-').replace('/', '_')}-seed{seed}"
 
 
-def _check(plan: Sequence[tuple[str, int, dict[str, Any]]], folder: Path | None, overwrite: bool) -> None:
+def _check(plan: Sequence[Cell]) -> None:
     """Refuse what cannot work before the first run starts."""
-    for label, seed, wanted in plan:
-        path = folder / run_name(label, seed) if folder else None
-        if path is None or overwrite or not (path / "config.toml").exists():
+    for number, cell in enumerate(plan):
+        if not cell.exists and number:
             continue
-        there = RunDirectory.open(path).settings
-        here = config_of(prepare(wanted))
+        experiment = prepare(cell.values, **cell.given)
+        if not cell.exists:
+            continue
+        assert cell.path is not None
+        there, here = RunDirectory.open(cell.path).settings, config_of(experiment)
         different = [
             f"{k} is {there.get(k)!r} there and {v!r} here"
             for k, v in here.items()
@@ -163,16 +247,8 @@ def _check(plan: Sequence[tuple[str, int, dict[str, Any]]], folder: Path | None,
         ]
         if different:
             raise UserError(
-                f"{path} holds a run with other settings ({different[0]}): choose another --out, or --overwrite"
+                f"{cell.path} holds a run with other settings ({different[0]}): choose another --out, or --overwrite"
             )
-    prepare(plan[0][2])
-
-
-def _job(wanted: dict[str, Any], path: Path | None, overwrite: bool) -> Job | None:
-    """What is to be trained for one cell of the comparison; None if it is finished."""
-    if path is None or overwrite or not (path / "config.toml").exists():
-        return begin(wanted, out=path, overwrite=overwrite)
-    return take_up(path, changes={"workers": wanted.get("workers")})
 
 
 def rows(runs: Mapping[str, Sequence[Run]]) -> list[Row]:

@@ -89,6 +89,8 @@ def check(where: str, name: str, value: Any, kind: Any, limits: Mapping[str, Any
         if value not in choices:
             raise unknown(f"value of {label}", value, map(str, choices))
         return value
+    if kind not in (int, float, bool, str):
+        return value  # a method's own kind of option, for it to check
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
@@ -139,21 +141,27 @@ def read_toml(path: Path) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in FACTS}
 
 
-def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+def parse_assignments(assignments: Iterable[str], what: str = "--set") -> dict[str, Any]:
     """`["rounds=50", "method.mu=0.01"]` as nested values; text that is not TOML is taken as text."""
     values: dict[str, Any] = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
-            raise UserError(f"--set takes KEY=VALUE, such as rounds=50 or method.mu=0.01, not {assignment!r}")
+            raise UserError(
+                f"{what} takes KEY=VALUE, such as rounds=50 or method.mu=0.01, not {assignment!r}"
+            )
         try:
             value = tomllib.loads(f"value = {text}")["value"]
         except tomllib.TOMLDecodeError:
             value = text
-        table = values
         *parents, last = key.strip().split(".")
+        if not parents and last in TABLES:
+            parents, last = [last], "name"
+        table = values
         for parent in parents:
             table = table.setdefault(parent, {})
+            if not isinstance(table, dict):
+                raise UserError(f"{what} sets {parent} both to a value and to a table")
         table[last] = value
     return values
 
@@ -177,14 +185,14 @@ def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
                 raise UserError(f"{key} must be a name or a table, not {value!r}")
             table = {"name": value} if isinstance(value, str) else dict(value)
             before = merged.get(key, {})
-            same = table.get("name", before.get("name")) == before.get("name")
+            same = table.get("name") in (None, before.get("name")) or "name" not in before
             merged[key] = {**before, **table} if same else table
     return merged
 
 
 def plain(settings: Any) -> dict[str, Any]:
-    """A settings dataclass as plain values."""
-    return asdict(settings)
+    """A settings dataclass as plain values; None, which TOML does not have, is left out."""
+    return {key: value for key, value in asdict(settings).items() if value is not None}
 
 
 def call_with(

@@ -8,10 +8,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from fedcsd.federation import Watch
 
-console = Console(highlight=False)
+console = Console(highlight=False, markup=False)
 
 PLAIN_SECONDS = 5.0  # between lines of progress where the output is not a terminal
 
@@ -31,10 +32,10 @@ class Training:
     def __init__(self) -> None:
         self.bar = Progress(
             SpinnerColumn(finished_text="✓"),
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
             TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[note]}"),
+            TextColumn("{task.fields[note]}", markup=False),
             console=console,
         )
         self.live = console.is_terminal
@@ -76,14 +77,18 @@ class RunProgress(Watch):
             parts.append(f"drift {record['logit_drift']:.2f}")
         if record["diverged"]:
             parts.append(f"{record['diverged']} left out")
-        parts.append(f"in {duration(now - self.began)}" if done == rounds else f"{duration(left)} left")
+        parts.append(
+            f"in {duration(now - self.began)}"
+            if done == rounds
+            else f"{duration(left)} left{' in all' if self.more else ''}"
+        )
         self._show("  ".join(parts), done, rounds, now)
 
     def reply(self, function: str, done: int, clients: int) -> None:
         """Within a round, on a terminal: how many clients have answered."""
         if self.training.live and time.monotonic() - self.said > 0.2:
             self.said = time.monotonic()
-            self.training.bar.update(self.task, note=f"{self.note}  [dim]{function} {done}/{clients}[/dim]")
+            self.training.bar.update(self.task, note=f"{self.note}  {function} {done}/{clients}")
 
     def _show(self, note: str, done: int, rounds: int, now: float) -> None:
         self.note = note
@@ -98,9 +103,9 @@ def show_table(head: Sequence[str], cells: Sequence[Sequence[str]], left: int = 
     """A table; its first `left` columns are text, the others numbers."""
     table = Table(header_style="bold")
     for index, name in enumerate(head):
-        table.add_column(name, justify="left" if index < left else "right")
+        table.add_column(Text(name), overflow="fold", justify="left" if index < left else "right")
     for row in cells:
-        table.add_row(*row)
+        table.add_row(*(Text(cell) for cell in row))
     console.print(table)
 
 
@@ -146,5 +151,6 @@ def sparkline(values: Sequence[float], width: int = 60) -> str:
     return "".join(BLOCKS[min(7, int(8 * v / top))] for v in values)
 
 
-def say(text: str = "") -> None:
-    console.print(text, soft_wrap=True)
+def say(text: str = "", *, bold: str = "") -> None:
+    """A line of text, never wrapped; `bold` stands before it."""
+    console.print(Text.assemble((bold, "bold"), text), soft_wrap=True)

@@ -12,6 +12,10 @@ class RunStopped(Exception):
     """A run that ended before its last round; what is saved can be resumed (exit status 1)."""
 
 
+class MethodFailed(RunStopped):
+    """A method's own code is wrong, at the server or at a client."""
+
+
 class Diverged(RunStopped):
     """Local training left the range of finite numbers."""
 

@@ -93,7 +93,8 @@ class Ledger:
         """Bytes that this request costs over these clients; notes that they hold its values now."""
         everyone, returning = self.missing(values)
         # The same weights under two names travel once.
-        base = sum(nbytes(v) for v in {id(values[name]): values[name] for name in everyone}.values())
+        different = {getattr(values[name], "token", id(values[name])): values[name] for name in everyone}
+        base = sum(nbytes(v) for v in different.values())
         extra = sum(nbytes(values[name]) for name in returning)
         total = sum(base + (0 if self.last_round[k] == round - 1 else extra) for k in clients)
         self._sent += [v for v in values.values() if isinstance(v, (Weights, Tensor))]

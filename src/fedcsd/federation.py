@@ -13,14 +13,14 @@ from fedcsd.backends import Backend
 from fedcsd.config import Settings
 from fedcsd.data import Dataset
 from fedcsd.data.partition import Rows
-from fedcsd.errors import Diverged
+from fedcsd.errors import Diverged, MethodFailed
 from fedcsd.exchange import Ledger, Notes, Reply, Request, merge
 from fedcsd.methods import Method, Server
 from fedcsd.models import Factory
 from fedcsd.models.network import Network
 from fedcsd.packing import finite
-from fedcsd.training import Site
-from fedcsd.weights import Value, Values, Weights, nbytes, reserve_tokens
+from fedcsd.training import Site, Stream
+from fedcsd.weights import Value, Values, Weights, nbytes
 
 Record = dict[str, Any]
 """What is known of one round, as one line of metrics.jsonl."""
@@ -96,6 +96,8 @@ class Tally:
     failed: set[int] = field(default_factory=set)
     left_out: dict[int, str] = field(default_factory=dict)
     asked: bool = False
+    open: str = ""
+    """the request whose replies are being read"""
 
 
 def spread(name: str, accuracies: Sequence[float]) -> Record:
@@ -125,31 +127,43 @@ class Federation:
 
     def step(self) -> Record:
         """One round. If it fails or is interrupted, the federation is as it was before."""
-        began, before = time.perf_counter(), self._memory()
+        before = self._memory()
+        try:
+            record = self._step()
+            self.round, self.record = self.round + 1, record
+        except BaseException:
+            self._restore(before)
+            raise
+        return record
+
+    def _step(self) -> Record:
+        began = time.perf_counter()
         drawn, fail = cohort(self.settings, self.round), failing(self.settings, self.round)
         # Largest client first keeps the lanes evenly busy; it is also the order of all sums.
         clients = sorted(drawn, key=lambda k: (-len(self.experiment.parts[k]), k))
         tally = Tally(failed={k for k in clients if k in fail})
-        try:
-            self.ledger.begin()
-            if len(tally.failed) < len(clients):
+        self.ledger.begin()
+        if len(tally.failed) < len(clients):
+            with Stream(seeds.torch_seed(self.settings.seed, "server", self.round)):
                 self.experiment.method.round(self.server, self._asker(clients, tally))
-            trained = time.perf_counter()
-            measured = self._evaluate()
-        except BaseException:
-            self._restore(before)
-            raise
+            if tally.open:
+                raise MethodFailed(f"the method did not read all replies of ask(self.{tally.open}, …)")
+        trained = time.perf_counter()
+        measured = self._evaluate()
         took_part = [k for k in clients if k not in tally.left_out and k not in tally.failed]
         for client in took_part:
             self.ledger.took_part(self.round, client)
-        record = {
+        local = [
+            total / count
+            for some in tally.notes
+            for total, count in [some.pop("held_accuracy_local", (0, 0))]
+            if count
+        ]
+        return {
             "round": self.round + 1,
             **measured,
             **merge(tally.notes),
-            **spread(
-                "client_accuracy_local",
-                [t / n for some in tally.notes for t, n in [some.get("held_accuracy_local", (0, 0))] if n],
-            ),
+            **spread("client_accuracy_local", local),
             "clients": len(took_part),
             "failed": len(tally.failed),
             "diverged": len(tally.left_out),
@@ -158,9 +172,6 @@ class Federation:
             "seconds": time.perf_counter() - began,
             "seconds_evaluating": time.perf_counter() - trained,
         }
-        record.pop("held_accuracy_local", None)
-        self.round, self.record = self.round + 1, record
-        return record
 
     def _evaluate(self) -> Record:
         """The global model on the test data, on each domain of it, and on what clients hold out."""
@@ -188,8 +199,17 @@ class Federation:
 
     def _asker(self, clients: Sequence[int], tally: Tally) -> Callable[..., Iterator[Reply]]:
         """The `ask` of one round."""
+        method = self.experiment.method
 
         def ask(function: Callable[..., Values], /, **values: Value) -> Iterator[Reply]:
+            name = getattr(function, "__name__", "")
+            if getattr(function, "__self__", None) is not method or not hasattr(method, name):
+                raise MethodFailed("ask takes a function of the method itself, such as ask(self.train, …)")
+            if tally.open:
+                raise MethodFailed(
+                    f"read all replies of ask(self.{tally.open}, …) before asking again: list(ask(…))"
+                )
+            tally.open = name
             reached = [
                 k for k in clients if k not in tally.left_out and (k not in tally.failed or not tally.asked)
             ]
@@ -197,20 +217,24 @@ class Federation:
             tally.asked = True
             # A client that fails has been sent the first request and answers none.
             present = [k for k in reached if k not in tally.failed]
-            request = Request(self.round, function.__name__, values)
-            for done, reply in enumerate(self.backend.ask(request, present, self.states), 1):
-                self.watch.reply(function.__name__, done, len(present))
-                tally.notes.append(reply.notes if not reply.problem else {})
-                if reply.problem:
-                    self._diverged(reply)
-                    tally.left_out[reply.client] = reply.problem
-                    continue
-                if reply.state:
-                    self.states[reply.client] = reply.state
-                tally.bytes_up += sum(nbytes(v) for v in reply.values.values())
-                yield reply
+            return self._replies(Request(self.round, name, values), present, tally)
 
         return ask
+
+    def _replies(self, request: Request, clients: Sequence[int], tally: Tally) -> Iterator[Reply]:
+        """The usable replies, one by one; what they measure and cost is tallied as they pass."""
+        for done, reply in enumerate(self.backend.ask(request, clients, self.states), 1):
+            self.watch.reply(request.function, done, len(clients))
+            if reply.problem:
+                self._diverged(reply)
+                tally.left_out[reply.client] = reply.problem
+                continue
+            tally.notes.append(dict(reply.notes))
+            if reply.state or reply.client in self.states:
+                self.states[reply.client] = reply.state
+            tally.bytes_up += sum(nbytes(v) for v in reply.values.values())
+            yield reply
+        tally.open = ""
 
     def _diverged(self, reply: Reply) -> None:
         if self.settings.on_divergence == "stop":
@@ -221,10 +245,11 @@ class Federation:
 
     def _memory(self) -> tuple[Any, ...]:
         ledger = self.ledger
-        return dict(self.server.values), dict(self.states), ledger.last_round.copy(), set(ledger.current)
+        kept = (dict(self.server.values), dict(self.states), ledger.last_round.copy(), set(ledger.current))
+        return *kept, self.round, self.record
 
     def _restore(self, memory: tuple[Any, ...]) -> None:
-        values, self.states, self.ledger.last_round, self.ledger.current = memory
+        values, self.states, self.ledger.last_round, self.ledger.current, self.round, self.record = memory
         self.server.values.clear()
         self.server.values.update(values)
 
@@ -247,4 +272,3 @@ class Federation:
             else:
                 client, _, key = rest.partition(".")
                 self.states[int(client)] = {**self.states.get(int(client), {}), key: value}
-        reserve_tokens(max(v.token for v in values.values() if isinstance(v, Weights)))

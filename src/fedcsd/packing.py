@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 from zlib import crc32
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
@@ -37,20 +38,38 @@ def pack(header: Mapping[str, Any], values: Mapping[str, Value], *, checksum: bo
     tensors: dict[str, Tensor] = {}
     entries: dict[str, Any] = {}
     written: dict[int, str] = {}
+    storages: set[int] = set()
     for name, value in values.items():
-        if not isinstance(value, (Weights, Tensor)):
+        if isinstance(value, (np.bool_, np.integer, np.floating)):
+            value = value.item()
+        if isinstance(value, (bool, int, float)):
             entries[name] = {"number": value}
             continue
+        if not isinstance(value, (Weights, Tensor)):
+            raise TypeError(
+                f"{name!r} is a {type(value).__name__}: only weights, tensors and numbers can be sent or kept"
+            )
         tensor = value.flat if isinstance(value, Weights) else value
         # Two names may mean one tensor (the first teacher is the global model): write it once.
         key = written.setdefault(id(tensor), name)
         if key == name:
-            tensors[name] = tensor.detach().cpu().contiguous()
+            tensors[name] = _own(tensor, storages)
         entries[name] = {"tensor": key}
         if isinstance(value, Weights):
             entries[name] |= {"token": value.token, "recipe": value.recipe}
     body = json.dumps({"header": header, "values": entries})
     return save(tensors, {"fedcsd": body} | ({"crc32": _checksum(body, tensors)} if checksum else {}))
+
+
+def _own(tensor: Tensor, storages: set[int]) -> Tensor:
+    """The tensor on the CPU with its numbers to itself; a view of something larger, or of something
+    that is written already, is copied."""
+    tensor = tensor.detach().cpu().contiguous()
+    storage = tensor.untyped_storage()
+    if storage.nbytes() == tensor.nbytes and storage.data_ptr() not in storages:
+        storages.add(storage.data_ptr())
+        return tensor
+    return tensor.clone()
 
 
 def unpack(blob: bytes, layout: Layout) -> tuple[dict[str, Any], dict[str, Value]]:

@@ -11,6 +11,7 @@ model.safetensors  the final global model
 import json
 import os
 import platform
+import shlex
 import shutil
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -93,6 +94,13 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def _versions(path: Path) -> dict[str, Any]:
+    """The versions that a config.toml notes; nothing if it is not one of ours."""
+    with suppress(OSError, ValueError):
+        return dict(tomllib.loads(path.read_text(encoding="utf-8")).get("versions", {}))
+    return {}
+
+
 class RunDirectory:
     """The files of one run. `create` starts a new one, `open` takes up one that exists."""
 
@@ -112,15 +120,7 @@ class RunDirectory:
     ) -> "RunDirectory":
         """A new run directory with its config and partition; never over one that exists, unless told."""
         run = cls(path)
-        content = {p.name for p in path.iterdir()} if path.is_dir() else set()
-        if path.exists() and not path.is_dir():
-            raise UserError(f"{path} is a file: choose another --out")
-        if content - OWN and not all(name.startswith(".") for name in content - OWN):
-            raise UserError(f"{path} holds other files ({sorted(content - OWN)[0]}): choose another --out")
-        if "config.toml" in content and not overwrite:
-            raise UserError(
-                f"{path} holds a run already: `fedcsd resume {path}` goes on with it, --overwrite replaces it, or choose another --out"
-            )
+        run._check_free(overwrite)
         try:
             path.mkdir(parents=True, exist_ok=True)
             run.lock()
@@ -140,22 +140,43 @@ class RunDirectory:
             ) from None
         return run
 
+    def _check_free(self, overwrite: bool) -> None:
+        """Refuse a place that holds anything but what an earlier run, or the start of one, left there."""
+        path = self.path
+        try:
+            if path.exists() and not path.is_dir():
+                raise UserError(f"{path} is a file: choose another --out")
+            content = {p.name for p in path.iterdir() if p.name != "lock"} if path.is_dir() else set()
+        except OSError as error:
+            raise UserError(
+                f"cannot write to {path}: {error.strerror or error}: choose another --out"
+            ) from None
+        is_run = "config.toml" in content and "fedcsd" in _versions(path / "config.toml")
+        if is_run and not overwrite:
+            raise UserError(
+                f"{path} holds a run already: fedcsd resume {shlex.quote(str(path))} goes on with it, "
+                "--overwrite replaces it, or choose another --out"
+            )
+        begun = {"partition.npz", "checkpoints"} if not any((path / "checkpoints").glob("*")) else set()
+        strange = sorted(name for name in content - (OWN if is_run else begun) if not name.startswith("."))
+        if strange:
+            raise UserError(f"{path} holds other files ({strange[0]}): choose another --out")
+
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
         if not (path / "config.toml").is_file():
-            raise UserError(f"{path} holds no run (no config.toml): start one with `fedcsd run --out {path}`")
-        return cls(path)
+            raise UserError(f"{path} holds no run (it has no config.toml)")
+        run = cls(path)
+        if "facts" not in run.config:
+            raise UserError(f"{path / 'config.toml'} is not of a run")
+        return run
 
     def _clear(self) -> None:
-        for name in (
-            "config.toml",
-            *sorted(OWN - {"config.toml", "lock"}),
-        ):  # without its config it is no run
-            target = self.path / name
-            if target.is_dir():
-                shutil.rmtree(target)
-            else:
-                target.unlink(missing_ok=True)
+        # Without its config it is no run any more, so that goes first.
+        for name in ("config.toml", *sorted(OWN - {"config.toml", "lock", "checkpoints"})):
+            (self.path / name).unlink(missing_ok=True)
+        for _, checkpoint in self._checkpoints():
+            checkpoint.unlink()
 
     def lock(self) -> None:
         """One process at a time trains a run. The lock dies with its process."""
@@ -177,7 +198,10 @@ class RunDirectory:
     @property
     def config(self) -> dict[str, Any]:
         """The settings and facts that the run began with."""
-        return tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
+        try:
+            return tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot read {self.path / 'config.toml'}: {error}") from None
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -193,23 +217,24 @@ class RunDirectory:
 
     def partition(self) -> tuple[list[Rows], list[Rows]]:
         """The clients' training rows, and the rows they hold out (none without --holdout)."""
-        with np.load(self.path / "partition.npz", allow_pickle=False) as file:
-            held = unpacked(file["held_rows"], file["held_sizes"]) if "held_rows" in file else []
-            return unpacked(file["rows"], file["sizes"]), held
+        try:
+            with np.load(self.path / "partition.npz", allow_pickle=False) as file:
+                held = unpacked(file["held_rows"], file["held_sizes"]) if "held_rows" in file else []
+                return unpacked(file["rows"], file["sizes"]), held
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"cannot read {self.path / 'partition.npz'}: {error}") from None
 
     def history(self) -> list[dict[str, Any]]:
-        """The rounds measured so far. A last line that was cut off is left out."""
+        """The rounds measured so far. A line that was cut off is left out."""
         path, records = self.path / "metrics.jsonl", []
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-            try:
+            with suppress(ValueError):
                 records.append(json.loads(line))
-            except ValueError:
-                break
-        return records
+        return [r for r in records if isinstance(r, dict)]
 
     def keep_history(self, rounds: int) -> list[dict[str, Any]]:
         """Forget what was measured after this many rounds: it will be measured again."""
-        records = self.history()[:rounds]
+        records = [r for r in self.history() if r["round"] <= rounds]
         write_whole(self.path / "metrics.jsonl", b"".join(_line(r) for r in records))
         return records
 
@@ -221,6 +246,7 @@ class RunDirectory:
 
     def checkpoint(self, header: Mapping[str, Any], values: Mapping[str, Value]) -> None:
         """Save a complete state; the last two are kept."""
+        (self.path / "checkpoints").mkdir(exist_ok=True)
         write_whole(self._checkpoint_path(header["round"]), pack(header, values, checksum=True))
         for _, path in list(self._checkpoints())[CHECKPOINTS_KEPT:]:
             path.unlink(missing_ok=True)
@@ -256,6 +282,17 @@ class RunDirectory:
     def finish(self, summary: Mapping[str, Any], model: bytes) -> None:
         write_whole(self.path / "model.safetensors", model)
         write_whole(self.path / "summary.json", (json.dumps(finite(summary), indent=2) + "\n").encode())
+
+
+def progress_of(folder: Path) -> list[list[str]]:
+    """Of each run in a folder: its name, the rounds done and the accuracy so far."""
+    rows = []
+    for config in sorted(folder.glob("*/config.toml")):
+        run = RunDirectory.open(config.parent)
+        history = run.history()
+        accuracy = f"{100 * history[-1]['test_accuracy']:.2f}" if history else ""
+        rows.append([config.parent.name, f"{len(history)} of {run.settings['rounds']}", accuracy])
+    return rows
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

@@ -64,6 +64,7 @@ class Client:
     notes: Notes = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._trainings = 0
         self.rows = self.site.parts[self.number]
         self.labels = self.site.data.y_train[self.rows]
         self.samples = len(self.rows)
@@ -71,8 +72,11 @@ class Client:
 
     def note(self, name: str, values: Tensor) -> None:
         """Measure something: one number a sample, averaged over all clients' samples."""
-        total, count = self.notes.get(name, (0.0, 0.0))
-        self.notes[name] = (total + float(values.sum(dtype=torch.float64)), count + values.numel())
+        self._add(name, float(values.sum(dtype=torch.float64)), values.numel())
+
+    def _add(self, name: str, total: float, count: int) -> None:
+        before = self.notes.get(name, (0.0, 0.0))
+        self.notes[name] = (before[0] + total, before[1] + count)
 
     def outputs(self, weights: Weights) -> Outputs:
         """A frozen network on all local data, in eval mode, computed once a round."""
@@ -116,11 +120,14 @@ class Client:
         network = self.site.network("student")
         network.load(weights)
         step = Sgd(network, settings)
-        torch.manual_seed(self._torch_seed("training"))
+        # A second training of the same client in the same round has a randomness of its own.
+        again = f" {self._trainings}" if self._trainings else ""
+        self._trainings += 1
+        torch.manual_seed(self._torch_seed(f"training{again}"))
         sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
         for epoch in range(settings.epochs):
-            numbers = self._numbers("batches", epoch)
-            for part in self._batches("batches", epoch):
+            numbers = self._numbers(f"batches{again}", epoch)
+            for part in self._batches(f"batches{again}", epoch):
                 images = self._images(part, numbers)
                 network.train(single=len(part) == 1)
                 batch = Batch(*network(images), self.labels[part], frozen_outputs(part, images), given or {})
@@ -129,6 +136,10 @@ class Client:
                 step(value, gradient)
                 sums["train_loss"] += value.detach() * len(part)
                 for name, values in extra.items():
+                    if values.shape != batch.labels.shape:
+                        raise ValueError(
+                            f"the loss measures {name!r} as {list(values.shape)}: give one number a sample, [B]"
+                        )
                     sums[name] += values.detach().sum()
             if not math.isfinite(sums["train_loss"].item()):
                 raise Diverged(
@@ -137,7 +148,7 @@ class Client:
         if not bool(network.flat.isfinite().all()):
             raise Diverged(f"client {self.number}: the weights are no longer finite after local training")
         for name, total in sums.items():
-            self.notes[name] = (float(total), self.samples * settings.epochs)
+            self._add(name, float(total), self.samples * settings.epochs)
         if settings.track_drift:
             self._note_drift(weights, network)
         if self.site.held and len(self.site.held[self.number]):
@@ -317,10 +328,15 @@ class Site:
         """Run one function of the method's client half for one client."""
         self._begin(request.round)
         client = Client(self, number, request.round, dict(state))
+        torch.manual_seed(client._torch_seed(f"function {request.function}"))
         try:
             values = getattr(self.method, request.function)(client, **request.values)
         except Diverged as error:
             return Reply(number, client.samples, notes=client.notes, state=state, problem=str(error))
+        if not isinstance(values, Mapping):
+            raise TypeError(
+                f"{request.function} must return a dict of values; it returned a {type(values).__name__}"
+            )
         return Reply(number, client.samples, values, client.notes, client.state)
 
     def evaluate(self, request: Request, number: int) -> Reply:

@@ -5,9 +5,10 @@ Weights are the trainable parameters followed by every other floating-point tens
 `num_batches_tracked` are not weights; they stay with the model and start anew in each local training.
 """
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count
+from hashlib import blake2b
 from math import prod
 from typing import Any, Protocol
 
@@ -56,6 +57,10 @@ class Layout:
     def size(self) -> int:
         return sum(prod(shape) for shape in self.shapes)
 
+    def fingerprint(self) -> str:
+        """Tells models apart."""
+        return blake2b(repr((self.names, self.shapes, self.trainable)).encode(), digest_size=8).hexdigest()
+
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of the flat vector [size], by name and in shape."""
         views, start = {}, 0
@@ -66,13 +71,9 @@ class Layout:
         return views
 
 
-_tokens = count(1)
-
-
-def reserve_tokens(used: int) -> None:
-    """After a resume: give no token again that the checkpoint has used."""
-    global _tokens
-    _tokens = count(max(used, next(_tokens)) + 1)
+def _new_token() -> int:
+    """A number no other process has given out either: workers make weights of their own."""
+    return int.from_bytes(os.urandom(6), "little") + 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +92,7 @@ class Weights:
 
     def __post_init__(self) -> None:
         if not self.token:
-            object.__setattr__(self, "token", next(_tokens))
+            object.__setattr__(self, "token", _new_token())
 
     @property
     def parameters(self) -> Tensor:

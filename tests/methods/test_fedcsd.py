@@ -12,6 +12,7 @@ from test_training import Here, one_class_net
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedcsd.errors import UserError
 from fedcsd.exchange import Request
 from fedcsd.federation import Experiment, Federation
 from fedcsd.methods.fedavg import FedAvg
@@ -135,6 +136,7 @@ def test_with_all_parts_off_it_is_logit_distillation() -> None:
 def test_the_method_s_loss_is_cross_entropy_and_mu_times_the_objective(
     seed: int, similarity: bool, mask: Any, scale: Any
 ) -> None:
+    scale = scale if similarity else "none"  # a scale without similarity is refused
     g = torch.Generator().manual_seed(seed)
     z, zt, p = (torch.randn(n, 4, generator=g) * 3 for n in (6, 6, 4))
     y = torch.randint(0, 4, (6,), generator=g)
@@ -145,6 +147,19 @@ def test_the_method_s_loss_is_cross_entropy_and_mu_times_the_objective(
     csd = csd_loss(z, zt, p, y, tau=4.0, similarity=similarity, mask=mask, similarity_scale=scale)
     torch.testing.assert_close(loss, F.cross_entropy(z, y) + 0.3 * csd.mean())
     assert ((notes["target_entropy"] >= 0) & (notes["target_entropy"] <= 1 + 1e-6)).all()
+
+
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {"variant": "authors", "mask": "none"},
+        {"similarity_scale": "classes", "similarity": False},
+        {"similarity_scale": "classes", "target": "uniform"},
+    ],
+)
+def test_switches_that_would_do_nothing_are_refused(switches: dict[str, Any]) -> None:
+    with pytest.raises(UserError):
+        FedCSD(**switches)
 
 
 def test_what_it_measures() -> None:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import blobs, small
@@ -92,3 +93,198 @@ def test_a_bug_in_a_method_says_where(tmp_path: Path) -> None:
         fedcsd.RunStopped, match=r"client \d failed: KeyError: 'nothing' \(test_own_method.py, line \d+\)"
     ):
         fedcsd.run(method=Broken(), data=blobs(), clients=4, min_samples=2, rounds=1)
+
+
+@dataclass(frozen=True)
+class Contrast(FedAvg):
+    """Two frozen networks at once, one of them the client's own last model, as MOON has."""
+
+    def train(self, client: Client, weights: Weights) -> Values:
+        previous = client.state.get("previous", weights)
+        result = client.train(weights, self.loss, frozen={"global": weights, "previous": previous})
+        client.state["previous"] = result["weights"]
+        return result
+
+    def loss(self, batch):
+        apart = batch.features - batch.frozen["previous"].features
+        near = batch.features - batch.frozen["global"].features
+        return super().loss(batch) + 0.1 * near.pow(2).mean() - 0.01 * apart.pow(2).mean()
+
+
+def test_weights_made_at_clients_are_told_apart_on_any_number_of_workers(tmp_path: Path) -> None:
+    settings = {"data": blobs(), "clients": 6, "min_samples": 2, "epochs": 1, "method": Contrast()}
+    runs = [fedcsd.run(rounds=4, workers=w, **settings) for w in (1, 2, 6)]
+    for other in runs[1:]:
+        assert all(torch.equal(runs[0].weights[n], other.weights[n]) for n in other.weights)
+    fedcsd.run(rounds=2, workers=2, out=tmp_path / "half", **settings)
+    resumed = fedcsd.resume(tmp_path / "half", method=Contrast(), data=blobs(), rounds=4)
+    assert all(torch.equal(runs[0].weights[n], resumed.weights[n]) for n in resumed.weights)
+
+
+def run_once(method: fedcsd.Method, **settings: object) -> fedcsd.Run:
+    return fedcsd.run(
+        **{
+            "method": method,
+            "data": blobs(),
+            "clients": 4,
+            "min_samples": 2,
+            "rounds": 2,
+            "epochs": 1,
+            **settings,
+        }
+    )
+
+
+def test_a_client_can_forget() -> None:
+    class Forgetful(FedAvg):
+        def train(self, client: Client, weights: Weights) -> Values:
+            client.note("remembers", torch.tensor([float("x" in client.state)]))
+            if client.state.pop("x", None) is None:
+                client.state["x"] = 1.0
+            return client.train(weights, self.loss)
+
+    history = run_once(Forgetful(), rounds=4).history
+    assert [r["remembers"] for r in history] == [0, 1, 0, 1]
+
+
+def test_random_numbers_of_a_method_are_reproducible() -> None:
+    class Noisy(FedAvg):
+        def round(self, server: Server, ask: Ask) -> None:
+            super().round(server, ask)
+            server.weights = server.weights.like(
+                server.weights.flat + 0.01 * torch.randn_like(server.weights.flat)
+            )
+
+        def train(self, client: Client, weights: Weights) -> Values:
+            shaken = weights.like(weights.flat + 0.01 * torch.randn_like(weights.flat))
+            return client.train(shaken, self.loss)
+
+    runs = [run_once(Noisy(), workers=w) for w in (1, 2, 2)]
+    assert all(torch.equal(runs[0].weights[n], r.weights[n]) for r in runs for n in r.weights)
+    assert not torch.equal(runs[0].weights["1.weight"], run_once(FedAvg()).weights["1.weight"])
+
+
+def test_two_trainings_of_a_client_in_a_round_see_different_batches() -> None:
+    experiment = small(FedAvg())
+    client = Client(experiment.site(), 0, 0)
+    first, second = (client.train(experiment.weights, FedAvg().loss)["weights"].flat for _ in range(2))
+    assert not torch.equal(first, second)
+    assert client.notes["train_loss"][1] == 2 * 2 * client.samples
+
+
+class Bad(FedAvg):
+    kind: str = ""
+
+    def __init__(self, kind: str):
+        object.__setattr__(self, "kind", kind)
+
+    def round(self, server: Server, ask: Ask) -> None:
+        if self.kind == "unread":
+            ask(self.train, weights=server.weights)
+        elif self.kind == "zip":
+            list(
+                zip(
+                    ask(self.train, weights=server.weights),
+                    ask(self.train, weights=server.weights),
+                    strict=True,
+                )
+            )
+        elif self.kind == "lambda":
+            list(ask(lambda client: {}))
+        else:
+            super().round(server, ask)
+
+    def train(self, client: Client, weights: Weights) -> Values:
+        result = client.train(weights, self.measured if self.kind == "measure" else self.loss)
+        if self.kind == "nothing":
+            return None
+        if self.kind == "array":
+            return {**result, "x": [1, 2]}
+        if self.kind == "state":
+            client.state["x"] = "text"
+        return result
+
+    def measured(self, batch):
+        return self.loss(batch), {"mean": batch.logits.mean()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("unread", r"did not read all replies of ask\(self\.train"),
+        ("zip", r"read all replies of ask\(self\.train, …\) before asking again"),
+        ("lambda", "ask takes a function of the method itself"),
+        ("nothing", "train must return a dict of values; it returned a NoneType"),
+        ("array", "'v.x' is a list: only weights, tensors and numbers"),
+        ("state", "'s.x' is a str: only weights, tensors and numbers"),
+        ("measure", r"the loss measures 'mean' as \[\]: give one number a sample"),
+    ],
+)
+def test_mistakes_in_a_method_are_named(kind: str, message: str) -> None:
+    with pytest.raises(fedcsd.RunStopped, match=message):
+        run_once(Bad(kind))
+
+
+def test_views_and_numpy_numbers_may_be_returned() -> None:
+    class Views(FedAvg):
+        def train(self, client: Client, weights: Weights) -> Values:
+            result = client.train(weights, self.loss)
+            flat = result["weights"]
+            client.state["a"], client.state["b"] = flat.parameters[:3], flat.parameters[3:6]
+            return {**result, "part": flat.parameters, "n": np.float64(2.5)}
+
+    run_once(Views())
+
+
+def test_the_client_s_traceback_is_kept() -> None:
+    class Broken(FedAvg):
+        def train(self, client: Client, weights: Weights) -> Values:
+            return {"weights": client.labels @ torch.ones(3, 3)}
+
+    with pytest.raises(fedcsd.RunStopped, match=r"test_own_method\.py, line") as caught:
+        run_once(Broken())
+    assert any("client.labels @ torch.ones" in note for note in caught.value.__notes__)
+
+
+def test_a_method_can_be_given_as_a_class_and_nothing_else() -> None:
+    assert run_once(FedAvg).settings["method"] == {"name": "fedavg"}
+    for wrong in (None, 3, dict):
+        with pytest.raises(UserError, match="method must be"):
+            run_once(wrong)
+
+
+def test_own_methods_models_and_data_can_be_compared() -> None:
+    result = fedcsd.compare(
+        {"plain": "fedavg", "mine": Sticky(pull=0.5), "csd": {"name": "fedcsd", "mu": 0.1}},
+        seeds=[0, 1],
+        data=blobs(),
+        model=lambda: torch.nn.Sequential(torch.nn.Linear(6, 3)),
+        clients=4,
+        min_samples=2,
+        rounds=1,
+    )
+    assert [row.label for row in result.rows] == ["plain", "mine", "csd"]
+    assert result.runs["csd"][0].settings["method"]["mu"] == 0.1
+
+
+def test_a_model_that_assigns_its_buffers_is_averaged_all_the_same() -> None:
+    class Running(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(6))
+            self.head = torch.nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if self.training:
+                self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+            return self.head(x - self.mean)
+
+    runs = [run_once(FedAvg(), model=Running, workers=w) for w in (1, 2, 4)]
+    assert all(torch.equal(runs[0].weights[n], r.weights[n]) for r in runs for n in r.weights)
+    assert runs[0].weights["mean"].abs().sum() > 0
+
+
+def test_a_factory_must_make_new_models() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(6, 3))
+    with pytest.raises(UserError, match="the same model twice"):
+        run_once(FedAvg(), model=lambda: model)

@@ -17,12 +17,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.multiprocessing  # lets tensors go to spawned processes in shared memory
 
-from fedcsd.errors import RunStopped
+from fedcsd.errors import MethodFailed, RunStopped
 from fedcsd.exchange import Reply, Request
 from fedcsd.packing import pack, unpack
 from fedcsd.training import Site
@@ -34,10 +35,6 @@ HELD_BYTES = 1 << 30  # replies that wait for their turn may take this much memo
 
 def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-class MethodFailed(RunStopped):
-    """A method's own code raised an exception at a client."""
 
 
 class Lane:
@@ -84,15 +81,23 @@ def _answer(site: Site, request: Request, item: int, state: Values) -> bytes:
             if request.function == "evaluate"
             else site.answer(request, item, state)
         )
+        values = {f"v.{name}": value for name, value in reply.values.items()}
+        values |= {f"s.{name}": value for name, value in reply.state.items()}
+        header = {"item": item, "samples": reply.samples, "notes": reply.notes, "problem": reply.problem}
+        return pack(header, values)
     except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        short = f"{type(error).__name__}: {error} ({os.path.basename(place.filename)}, line {place.lineno})"
+        what = next(filter(None, (line.strip() for line in str(error).splitlines())), "")
+        short = f"{type(error).__name__}: {what} ({_place(error)})"
         return pack({"item": item, "error": short, "traceback": traceback.format_exc()}, {})
-    header = {"item": item, "samples": reply.samples, "notes": reply.notes, "problem": reply.problem}
-    values = {f"v.{name}": value for name, value in reply.values.items()} | {
-        f"s.{name}": value for name, value in reply.state.items()
-    }
-    return pack(header, values)
+
+
+def _place(error: Exception) -> str:
+    """Where an error happened, in the user's own code if it got there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    here, torch_is = str(Path(__file__).parents[1]), str(Path(torch.__file__).parent)
+    own = [f for f in frames if not f.filename.startswith((here, torch_is))]
+    frame = (own or frames)[-1]
+    return f"{Path(frame.filename).name}, line {frame.lineno}"
 
 
 def _follow_parent() -> None:
@@ -136,8 +141,8 @@ class LocalBackend:
         ready: dict[int, tuple[Reply, int]] = {}
         for head in items:
             while head not in ready:
+                full = sum(size for _, size in ready.values()) > HELD_BYTES
                 for lane in self.lanes:
-                    full = sum(size for _, size in ready.values()) > HELD_BYTES
                     if lane.item is None and waiting and (not full or head in waiting):
                         item = head if full else self._choose(lane, waiting, request.function)
                         waiting.remove(item)

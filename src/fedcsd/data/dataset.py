@@ -85,6 +85,8 @@ class Dataset:
         y_train, y_test = (_labels(y, n) for y, n in ((y_train, "y_train"), (y_test, "y_test")))
         _check(name, x_train, y_train, x_test, y_test)
         found, least = int(max(y_train.max(), y_test.max())) + 1, int(min(y_train.min(), y_test.min()))
+        if classes is None:
+            _check_numbering(name, least, found, len(np.unique(np.concatenate([y_train, y_test]))))
         classes = classes or found
         if found > classes or least < 0:
             raise UserError(f"{name}: labels must lie in 0..{classes - 1}; found {least}..{found - 1}")
@@ -208,7 +210,7 @@ def _images(given: Any, name: str) -> Array:
     x: Array = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
     if x.ndim == 3:
         x = x[:, None]  # grey images without a channel
-    elif x.ndim == 4 and x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
+    elif x.ndim == 4 and x.shape[1] not in (1, 3) and (x.shape[3] in (1, 3) or x.shape[3] == 4 < x.shape[1]):
         x = np.moveaxis(x, 3, 1)  # channels last, as image files have it
     if x.ndim not in (2, 4):
         raise UserError(
@@ -235,6 +237,8 @@ def _labels(given: Any, name: str) -> Array:
     y: Array = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
+    if y.dtype == bool:
+        y = y.astype(np.int64)
     if y.ndim != 1 or not (
         np.issubdtype(y.dtype, np.integer) or np.array_equal(y, np.round(y) if y.dtype.kind == "f" else [])
     ):
@@ -242,6 +246,16 @@ def _labels(given: Any, name: str) -> Array:
             f"{name} must be [N] whole numbers from 0, the classes; it is {y.dtype} of shape {list(y.shape)}"
         )
     return y.astype(np.int64)
+
+
+def _check_numbering(name: str, least: int, found: int, different: int) -> None:
+    """Classes count from 0 without great gaps; labels from 1, or ids, are a mistake that trains badly."""
+    if least == 1:
+        raise UserError(f"{name}: labels must count from 0; they go from 1 to {found - 1}: subtract 1")
+    if found > 10 * different + 1000:
+        raise UserError(
+            f"{name}: there are {different} classes but labels up to {found - 1}: number the classes from 0"
+        )
 
 
 def _kind(x: Array) -> str:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedcsd.config import option
+from fedcsd.errors import UserError
 from fedcsd.methods.base import Ask, Method, Server
 from fedcsd.objectives import (
     authors_csd_loss,
@@ -19,7 +20,7 @@ from fedcsd.objectives import (
     class_prototypes,
     csd_target,
     entropy,
-    soft_cross_entropy,
+    masked_distillation,
     soft_label_mask,
 )
 from fedcsd.training import Batch, Client
@@ -49,6 +50,17 @@ class FedCSD(Method):
     variant: Literal["paper", "authors"] = option(
         "paper", "'authors' is what the authors' released code computes"
     )
+
+    def __post_init__(self) -> None:
+        parts = (self.similarity, self.mask, self.target, self.similarity_scale, self.teacher)
+        if self.variant == "authors" and parts != (True, "adaptive", "teacher", "none", "average"):
+            raise UserError(
+                "method.variant=authors has no switches: leave similarity, mask, teacher, target and similarity_scale alone"
+            )
+        if self.similarity_scale == "classes" and (not self.similarity or self.target == "uniform"):
+            raise UserError(
+                "method.similarity_scale=classes does nothing without similarity or with target=uniform: leave it out"
+            )
 
     def start(self, server: Server) -> None:
         server.teacher = server.weights
@@ -99,7 +111,7 @@ class FedCSD(Method):
         )
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """`CE + μ · L_CSD`; the pieces of `objectives.csd_loss`, so that the target can be measured."""
+        """`CE + μ · L_CSD`: `objectives.csd_loss` in two steps, so that its target can be measured."""
         teacher = batch.frozen["teacher"].logits
         q = csd_target(
             batch.logits,
@@ -110,11 +122,7 @@ class FedCSD(Method):
             target=self.target,
             similarity_scale=self.similarity_scale,
         )
-        csd = (
-            soft_label_mask(teacher, batch.labels, self.mask)
-            * self.tau**2
-            * soft_cross_entropy(q, batch.logits, self.tau)
-        )
+        csd = masked_distillation(q, batch.logits, teacher, batch.labels, tau=self.tau, mask=self.mask)
         loss = F.cross_entropy(batch.logits, batch.labels) + self.mu * csd.mean()
         return loss, {"target_entropy": entropy(q) / log(q.shape[1])}
 

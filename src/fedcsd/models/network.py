@@ -76,6 +76,7 @@ class Network:
         self.classifier.register_forward_pre_hook(self._keep_features)
         self.norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
         self._features: Tensor | None = None
+        self._buffers: list[tuple[nn.Module, str, Tensor]] = []
         self._mode: tuple[bool, bool] | None = None
         self._bind()
         self._integers = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
@@ -96,8 +97,19 @@ class Network:
                     tensor.grad = self.gradient[start : start + view.numel()].view_as(view)
             else:
                 owner, _, leaf = name.rpartition(".")
-                setattr(self.module.get_submodule(owner), leaf, view)
+                self._buffers.append((self.module.get_submodule(owner), leaf, view))
             start += view.numel()
+        self._hold_buffers()
+
+    def _hold_buffers(self, *, keep: bool = False) -> None:
+        """Put the buffers back into the flat vector, for models that assign new ones to their names;
+        `keep` takes over what was assigned."""
+        for owner, leaf, view in self._buffers:
+            assigned = getattr(owner, leaf)
+            if assigned is not view:
+                if keep:
+                    view.copy_(assigned)
+                setattr(owner, leaf, view)
 
     def _keep_features(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         self._features = inputs[0]
@@ -110,12 +122,14 @@ class Network:
         return Outputs(logits, features)
 
     def load(self, weights: Weights) -> None:
+        self._hold_buffers()
         self.flat.copy_(weights.flat)
         for buffer, initial in self._integers:
             buffer.copy_(initial)
 
     def weights(self) -> Weights:
         """A copy of the present weights."""
+        self._hold_buffers(keep=True)
         return Weights(self.layout, self.flat.clone())
 
     def train(self, *, single: bool = False) -> None:

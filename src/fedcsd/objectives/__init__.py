@@ -1,6 +1,13 @@
 """The losses and the prototype arithmetic: pure functions on tensors, shapes in the docstrings."""
 
-from fedcsd.objectives.csd import authors_csd_loss, csd_loss, csd_target, similarity_weights, soft_label_mask
+from fedcsd.objectives.csd import (
+    authors_csd_loss,
+    csd_loss,
+    csd_target,
+    masked_distillation,
+    similarity_weights,
+    soft_label_mask,
+)
 from fedcsd.objectives.distillation import entropy, kl_divergence, soft_cross_entropy
 from fedcsd.objectives.prototypes import average_over_holders, class_prototypes
 
@@ -12,6 +19,7 @@ __all__ = [
     "csd_target",
     "entropy",
     "kl_divergence",
+    "masked_distillation",
     "similarity_weights",
     "soft_cross_entropy",
     "soft_label_mask",

@@ -88,11 +88,15 @@ def csd_loss(
         target=target,
         similarity_scale=similarity_scale,
     )
-    return (
-        soft_label_mask(teacher_logits.detach(), labels, mask)
-        * tau**2
-        * soft_cross_entropy(q, student_logits, tau)
-    )
+    return masked_distillation(q, student_logits, teacher_logits, labels, tau=tau, mask=mask)
+
+
+def masked_distillation(
+    q: Tensor, student_logits: Tensor, teacher_logits: Tensor, labels: Tensor, *, tau: float, mask: Mask
+) -> Tensor:
+    """`csd_loss` for a target q [B, C] that is known already: -> [B]."""
+    kept = soft_label_mask(teacher_logits.detach(), labels, mask)
+    return kept * tau**2 * soft_cross_entropy(q, student_logits, tau)
 
 
 def authors_csd_loss(

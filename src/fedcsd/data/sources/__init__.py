@@ -39,7 +39,7 @@ def load_source(name: str, options: Mapping[str, Any], folder: Path | None) -> D
 
         return call_with(parquet, options, "data", download(name[4:]), title=name.rpartition("/")[2])
     path = Path(name)
-    if "/" in name or path.suffix in (".npz", ".parquet") or (name not in SOURCES and path.exists()):
+    if "/" in name or path.suffix.lower() in (".npz", ".parquet") or (name not in SOURCES and path.exists()):
         return load_path(path, options)
     return call_with(source(name), options, "data", folder)
 
@@ -47,11 +47,11 @@ def load_source(name: str, options: Mapping[str, Any], folder: Path | None) -> D
 def load_path(path: Path, options: Mapping[str, Any]) -> Dataset:
     if not path.exists():
         raise UserError(f"there is no file or folder {path}")
-    if path.suffix == ".npz":
+    if path.suffix.lower() == ".npz":
         from fedcsd.data.sources.npz import npz
 
         return call_with(npz, options, "data", path)
-    if path.suffix == ".parquet" or (path.is_dir() and any(path.rglob("*.parquet"))):
+    if path.suffix.lower() == ".parquet" or (path.is_dir() and any(path.rglob("*.parquet"))):
         from fedcsd.data.sources.parquet import parquet
 
         return call_with(parquet, options, "data", path)

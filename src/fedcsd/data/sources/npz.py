@@ -22,8 +22,10 @@ def npz(path: Path, *, client: str = "client") -> Dataset:
             arrays = [file[name] for name in ARRAYS]
             classes = int(file["classes"]) if "classes" in file else None
             columns = {name: file[name] for name in (client, f"{client}_test") if name in file}
-    except (zipfile.BadZipFile, ValueError, EOFError, OSError) as error:
-        raise UserError(f"cannot read {path}: {str(error).splitlines()[0]}") from None
+    except (zipfile.BadZipFile, ValueError, TypeError, EOFError, OSError):
+        raise UserError(
+            f"cannot read {path}: it is not an .npz archive of plain arrays, as numpy.savez writes it"
+        ) from None
     return Dataset.of_arrays(
         *arrays, name=path.stem, classes=classes, groups=_groups(columns, client, arrays)
     )

@@ -1,0 +1,320 @@
+"""Runs from begin to end: start, train, stop, and take up again what was cut off."""
+
+import shlex
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from fedcsd.backends.local import LocalBackend, cores
+from fedcsd.config import layered
+from fedcsd.errors import Diverged, RunStopped, UserError
+from fedcsd.experiments import FROM_PYTHON, config_of, prepare
+from fedcsd.federation import Experiment, Federation, Record, Watch, cohort
+from fedcsd.methods import Method
+from fedcsd.runs import RunDirectory, summarise
+from fedcsd.weights import Value, Weights
+
+CHANGEABLE = ("rounds", "lr", "on_divergence", "checkpoint_every", "workers")
+OnRound = Callable[[Record, int], object]
+"""Called after every round with its record and the number of rounds in all."""
+
+
+class EachRound(Watch):
+    """Calls a function after each round."""
+
+    def __init__(self, on_round: OnRound | None):
+        self.on_round = on_round
+
+    def round(self, record: Record, rounds: int) -> None:
+        if self.on_round:
+            self.on_round(record, rounds)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run."""
+
+    settings: dict[str, Any]
+    history: list[Record]
+    """one record a round, as in metrics.jsonl"""
+    summary: dict[str, Any]
+    weights: dict[str, Tensor]
+    """the final global model's state, for `load_state_dict`"""
+    path: Path | None
+    """the run directory, if one was asked for"""
+
+    @property
+    def accuracy(self) -> float:
+        """Test accuracy after the final round."""
+        return float(self.summary["final_accuracy"])
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that is checked and claimed, ready to train from where it stands."""
+
+    experiment: Experiment
+    config: dict[str, Any]
+    directory: RunDirectory | None
+    history: list[Record]
+    saved: tuple[dict[str, Any], dict[str, Value]] | None
+
+    @property
+    def rounds(self) -> int:
+        return self.experiment.settings.rounds
+
+
+def run(
+    *,
+    method: Method | type[Method] | str | Mapping[str, Any] = "fedcsd",
+    data: Any = "digits",
+    model: str | Mapping[str, Any] | Callable[..., nn.Module] = "auto",
+    out: str | Path | None = None,
+    overwrite: bool = False,
+    on_round: OnRound | None = None,
+    **settings: Any,
+) -> Run:
+    """Train a federation and return the finished run.
+
+    method    a name, or an object such as `fedcsd.FedCSD(mu=0.01)`
+    data      a name, a path, arrays (x_train, y_train, x_test, y_test), or two torch data sets
+    model     a name, or a function or class that makes an `nn.Module` ending in a Linear layer;
+              it is called with the image shape and the number of classes if it takes arguments
+    out       the run directory; without one nothing is written
+    settings  everything else by name, as in `fedcsd run --help`: clients, beta, rounds, lr, …
+
+    A choice with options is a dict: `data={"name": "femnist", "classes": 62}`.
+    """
+    values, given = split_objects(method=method, data=data, model=model)
+    folder = Path(out).expanduser() if out is not None else None
+    job = begin(layered(settings, values), given=given, out=folder, overwrite=overwrite)
+    return train(job, EachRound(on_round))
+
+
+def split_objects(**choices: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a notebook gives for method, data and model: names with options, and objects without a name."""
+    values: dict[str, Any] = {}
+    given: dict[str, Any] = {}
+    for key, choice in choices.items():
+        if choice is None:
+            raise UserError(f"{key} must be a name or an object, not None")
+        if isinstance(choice, (str, Path)) or (
+            isinstance(choice, Mapping) and (key != "data" or "name" in choice)
+        ):
+            values[key] = str(choice) if isinstance(choice, Path) else choice
+        else:
+            values[key], given[key] = FROM_PYTHON, choice
+    return values, given
+
+
+def begin(
+    values: Mapping[str, Any],
+    *,
+    given: Mapping[str, Any] | None = None,
+    out: Path | None = None,
+    overwrite: bool = False,
+) -> Job:
+    """A new run from plain settings; `given` holds objects from Python that have no name."""
+    experiment = prepare(values, **(given or {}))
+    config = config_of(experiment)
+    if out is None:
+        return Job(experiment, config, None, [], None)
+    facts = {"data": experiment.data.fingerprint(), "model": experiment.network.layout.fingerprint()}
+    needed = 20 * experiment.weights.nbytes + (1 << 20)
+    partition = (experiment.parts, experiment.held)
+    directory = RunDirectory.create(
+        out, {**config, "facts": facts}, partition, needed=needed, overwrite=overwrite
+    )
+    return Job(experiment, config, directory, [], None)
+
+
+def take_up(
+    path: Path, *, given: Mapping[str, Any] | None = None, changes: Mapping[str, Any] | None = None
+) -> Job | None:
+    """A run as it was left, from its newest complete checkpoint; None if it is finished.
+
+    `changes` are settings that may differ from here on (CHANGEABLE); the config keeps note of them.
+    """
+    directory = RunDirectory.open(path)
+    changes = {key: value for key, value in (changes or {}).items() if value is not None}
+    for key in changes:
+        if key not in CHANGEABLE:
+            raise UserError(
+                f"{key} cannot change in a run: start a new one, or change {', '.join(CHANGEABLE)}"
+            )
+    if directory.summary is not None and changes.get("rounds", 0) <= directory.summary["rounds"]:
+        return None
+    experiment = prepare({**directory.settings, **changes}, parts=directory.partition(), **(given or {}))
+    _check_same(path, experiment, directory)
+    directory.lock()
+    try:
+        saved = directory.latest(experiment.network.layout)
+        history = _history_until(directory, saved[0] if saved else None)
+        if len(history) > experiment.settings.rounds:
+            raise UserError(f"{path} has {len(history)} rounds already: --rounds must be at least that")
+        (directory.path / "summary.json").unlink(missing_ok=True)
+        directory.change(len(history), changes)
+    except BaseException:
+        directory.unlock()
+        raise
+    return Job(experiment, config_of(experiment), directory, history, saved)
+
+
+def _check_same(path: Path, experiment: Experiment, directory: RunDirectory) -> None:
+    """A run goes on only with the data, the model and the method that it began with."""
+    facts, config = directory.config["facts"], config_of(experiment)
+    for what, now in (
+        ("data", experiment.data.fingerprint()),
+        ("model", experiment.network.layout.fingerprint()),
+    ):
+        if facts[what] != now:
+            raise UserError(
+                f"the {what} is not the {what} that {path} was started with: restore it, or start a new run"
+            )
+    if config["method"] != directory.settings["method"]:
+        raise UserError(
+            f"{path} was started with {directory.settings['method']}, not {config['method']}: start a new run"
+        )
+
+
+def resume(
+    path: str | Path,
+    *,
+    method: Method | None = None,
+    data: Any = None,
+    model: Callable[..., nn.Module] | None = None,
+    on_round: OnRound | None = None,
+    **changes: Any,
+) -> Run:
+    """Go on with a run from its newest complete checkpoint; a finished run is returned as it is.
+
+    Objects that were given from Python must be given again. `changes` may be rounds (to train for
+    longer than was meant), lr, on_divergence, checkpoint_every and workers.
+    """
+    given = {
+        key: value
+        for key, value in (("method", method), ("data", data), ("model", model))
+        if value is not None
+    }
+    job = take_up(Path(path).expanduser(), given=given, changes=changes)
+    return train(job, EachRound(on_round)) if job else load_run(path)
+
+
+def _history_until(directory: RunDirectory, header: dict[str, Any] | None) -> list[Record]:
+    """The records up to a checkpoint. Its own may be missing, if the run ended just after it."""
+    rounds = header["round"] if header else 0
+    history = directory.keep_history(rounds)
+    if header and len(history) == rounds - 1:
+        directory.record(header["record"])
+        history.append(header["record"])
+    if [r["round"] for r in history] != list(range(1, rounds + 1)):
+        raise UserError(
+            f"{directory.path / 'metrics.jsonl'} is damaged: not all of rounds 1 to {rounds} are in it; restore it"
+        )
+    return history
+
+
+def load_run(path: str | Path) -> Run:
+    """A finished run from its directory."""
+    directory = RunDirectory.open(Path(path).expanduser())
+    if directory.summary is None:
+        rounds = f"{directory.rounds_saved} of {directory.settings['rounds']} rounds"
+        raise UserError(f"{path} is not finished ({rounds}): fedcsd resume {shlex.quote(str(path))}")
+    try:
+        weights = load_file(directory.path / "model.safetensors")
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot read the model of {path}: {error}") from None
+    return Run(directory.settings, directory.history(), directory.summary, weights, directory.path)
+
+
+def train(job: Job, watch: Watch | None = None) -> Run:
+    """The rounds that are still to do, each recorded and checkpointed."""
+    directory = job.directory
+    try:
+        with _sigterm_as_interrupt(), _backend(job.experiment) as backend:
+            federation = Federation(job.experiment, backend, watch)
+            if job.saved:
+                federation.load(*job.saved)
+            try:
+                while federation.round < job.rounds:
+                    job.history.append(federation.step())
+                    _save_round(job, federation)
+                    federation.watch.round(federation.record, job.rounds)
+            except (KeyboardInterrupt, RunStopped) as error:
+                if directory and federation.round > directory.rounds_saved:
+                    with suppress(OSError):  # the disk may be what ended the run
+                        directory.checkpoint(*federation.save())
+                error.args = (_with_saved(error, directory),)
+                raise
+        return _finish(job, federation.server.weights)
+    finally:
+        if directory:
+            directory.unlock()
+
+
+def _save_round(job: Job, federation: Federation) -> None:
+    if job.directory is None:
+        return
+    try:
+        job.directory.record(federation.record)
+        if federation.round % job.experiment.settings.checkpoint_every == 0 or federation.round == job.rounds:
+            job.directory.checkpoint(*federation.save())
+    except OSError as error:
+        raise RunStopped(f"cannot write: {error.strerror or error}") from error
+
+
+def _with_saved(error: BaseException, directory: RunDirectory | None) -> str:
+    """What ended a run early, what of it is saved, and how to go on."""
+    message = str(error)
+    if directory is None:
+        return message
+    rounds = directory.rounds_saved
+    saved = f"rounds 1 to {rounds} are saved" if rounds else "no round was finished"
+    change = " --lr …" if isinstance(error, Diverged) else ""
+    again = f"go on with: fedcsd resume {shlex.quote(str(directory.path))}{change}"
+    return "; ".join(filter(None, (message, saved, again)))
+
+
+def _finish(job: Job, weights: Weights) -> Run:
+    network, directory = job.experiment.network, job.directory
+    network.load(weights)
+    state = {name: tensor.detach().clone() for name, tensor in network.module.state_dict().items()}
+    summary = summarise(job.history)
+    if directory:
+        directory.finish(summary, save(state))
+    return Run(job.config, job.history, summary, state, directory.path if directory else None)
+
+
+@contextmanager
+def _backend(experiment: Experiment) -> Iterator[LocalBackend]:
+    workers = min(experiment.settings.workers or cores(), len(cohort(experiment.settings, 0)))
+    backend = LocalBackend(experiment.site(), experiment.network.layout, workers)
+    try:
+        yield backend
+    finally:
+        backend.close()
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM, a scheduler's way of asking, ends a run like Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
