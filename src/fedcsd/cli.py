@@ -4,83 +4,20 @@ import inspect
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import rich_click as click
 from click.exceptions import Exit
 
 from fedcsd import __version__
-from fedcsd.config import TABLES, Settings, describe, layered, parse_assignments, read_toml
+from fedcsd.cli_options import TRAINING, free_name, gather, overwrite_option, set_option, setting_options
+from fedcsd.config import TABLES, describe, layered
 from fedcsd.errors import RunStopped, UserError, unknown
 
 click.rich_click.TEXT_MARKUP = "rich"
 click.rich_click.TEXT_PARAGRAPH_LINEBREAKS = "\n\n"
 click.rich_click.MAX_WIDTH = 110
-
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-NAMED = {
-    "data": "data set: a name (see `fedcsd list datasets`), an .npz file, a folder of images, parquet files, or hub:owner/name",
-    "model": "network: a name (see `fedcsd list models`), your own as package.module:factory, or auto for what fits the data",
-    "partition": "how the data is dealt to clients (see `fedcsd list partitions`), or auto for what the data is for",
-}
-FEDERATION = (
-    "data_dir",
-    "train_size",
-    "clients",
-    "beta",
-    "min_samples",
-    "participation",
-    "dropout",
-    "holdout",
-)
-TRAINING = (
-    "classifier",
-    "augment",
-    "rounds",
-    "epochs",
-    "batch_size",
-    "lr",
-    "momentum",
-    "weight_decay",
-    "on_divergence",
-)
-PANELS = dict.fromkeys(FEDERATION, "The federation") | dict.fromkeys(TRAINING, "Training")
-
-
-def setting_options(*leave_out: str) -> Callable[[Command], Command]:
-    """A command-line option for every setting, with its meaning and default."""
-
-    def decorate(command: Command) -> Command:
-        hints = get_type_hints(Settings)
-        for f in reversed([f for f in fields(Settings) if f.name not in leave_out]):
-            flag, kind = "--" + f.name.replace("_", "-"), hints[f.name]
-            if kind is bool:
-                flag += f"/--no-{flag[2:]}"
-            default = f"  [dim](default: {f.default})[/dim]" if kind is not bool and f.default != "" else ""
-            choice = click.Choice(get_args(kind)) if get_origin(kind) is Literal else kind
-            text, panel = f.metadata["meaning"] + default, PANELS.get(f.name, "Reproducing and measuring")
-            command = click.option(flag, f.name, default=None, type=choice, help=text, panel=panel)(command)
-        for name, text in reversed(NAMED.items()):
-            text += f"  [dim](default: {TABLES[name]})[/dim]"
-            command = click.option(
-                f"--{name}", default=None, metavar="NAME", help=text, panel="The federation"
-            )(command)
-        return command
-
-    return decorate
-
-
-set_option = click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="any setting or option by name, such as method.mu=0.01; may be repeated",
-)
-overwrite_option = click.option("--overwrite", is_flag=True, help="replace what is at --out")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -369,22 +306,6 @@ def show(path: Path) -> None:
         )
     elif (path / "curves.png").exists():
         say(f"curves: {path / 'curves.png'}")
-
-
-def gather(
-    experiment: Path | None, named: dict[str, Any], options: dict[str, Any], assignments: tuple[str, ...]
-) -> dict[str, Any]:
-    """All layers of settings on top of each other."""
-    from_file = read_toml(experiment) if experiment else {}
-    given = {key: value for key, value in options.items() if value is not None}
-    return layered(from_file, named, given, parse_assignments(assignments))
-
-
-def free_name(values: dict[str, Any]) -> Path:
-    """A run directory that does not exist yet."""
-    base = f"{values['method']['name']}-{Path(values['data']['name'].removeprefix('hub:')).stem}"
-    names = (Path("runs") / (base if n == 1 else f"{base}-{n}") for n in range(1, 10_000))
-    return next(path for path in names if not path.exists())
 
 
 def show_finished(finished: Any) -> None:

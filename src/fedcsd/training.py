@@ -131,16 +131,7 @@ class Client:
                 images = self._images(part, numbers)
                 network.train(single=len(part) == 1)
                 batch = Batch(*network(images), self.labels[part], frozen_outputs(part, images), given or {})
-                result = loss(batch)
-                value, extra = result if isinstance(result, tuple) else (result, {})
-                step(value, gradient)
-                sums["train_loss"] += value.detach() * len(part)
-                for name, values in extra.items():
-                    if values.shape != batch.labels.shape:
-                        raise ValueError(
-                            f"the loss measures {name!r} as {list(values.shape)}: give one number a sample, [B]"
-                        )
-                    sums[name] += values.detach().sum()
+                step(_tally(sums, batch, loss(batch)), gradient)
             if not math.isfinite(sums["train_loss"].item()):
                 raise Diverged(
                     f"client {self.number}: the loss is no longer finite in local epoch {epoch + 1}"
@@ -215,6 +206,21 @@ class Client:
         self.note("logit_drift", kl_divergence(start.logits, end.logits))
         self.note("feature_drift", (end.features - start.features).norm(dim=1))
         self.note("local_accuracy", (end.logits.argmax(1) == labels).float())
+
+
+def _tally(
+    sums: dict[str, Tensor], batch: Batch, result: Tensor | tuple[Tensor, dict[str, Tensor]]
+) -> Tensor:
+    """Add up what a loss gave for a batch; the loss itself is returned."""
+    value, measured = result if isinstance(result, tuple) else (result, {})
+    sums["train_loss"] += value.detach() * len(batch.labels)
+    for name, values in measured.items():
+        if values.shape != batch.labels.shape:
+            raise ValueError(
+                f"the loss measures {name!r} as {list(values.shape)}: give one number a sample, [B]"
+            )
+        sums[name] += values.detach().sum()
+    return value
 
 
 class Stream:

@@ -1,0 +1,89 @@
+"""Command-line options made from the settings, so that each is described once."""
+
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import rich_click as click
+
+from fedcsd.config import TABLES, Settings, layered, parse_assignments, read_toml
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+NAMED = {
+    "data": "data set: a name (see `fedcsd list datasets`), an .npz file, a folder of images, parquet files, or hub:owner/name",
+    "model": "network: a name (see `fedcsd list models`), your own as package.module:factory, or auto for what fits the data",
+    "partition": "how the data is dealt to clients (see `fedcsd list partitions`), or auto for what the data is for",
+}
+FEDERATION = (
+    "data_dir",
+    "train_size",
+    "clients",
+    "beta",
+    "min_samples",
+    "participation",
+    "dropout",
+    "holdout",
+)
+TRAINING = (
+    "classifier",
+    "augment",
+    "rounds",
+    "epochs",
+    "batch_size",
+    "lr",
+    "momentum",
+    "weight_decay",
+    "on_divergence",
+)
+PANELS = dict.fromkeys(FEDERATION, "The federation") | dict.fromkeys(TRAINING, "Training")
+
+
+def setting_options(*leave_out: str) -> Callable[[Command], Command]:
+    """A command-line option for every setting, with its meaning and default."""
+
+    def decorate(command: Command) -> Command:
+        hints = get_type_hints(Settings)
+        for f in reversed([f for f in fields(Settings) if f.name not in leave_out]):
+            flag, kind = "--" + f.name.replace("_", "-"), hints[f.name]
+            if kind is bool:
+                flag += f"/--no-{flag[2:]}"
+            default = f"  [dim](default: {f.default})[/dim]" if kind is not bool and f.default != "" else ""
+            choice = click.Choice(get_args(kind)) if get_origin(kind) is Literal else kind
+            text, panel = f.metadata["meaning"] + default, PANELS.get(f.name, "Reproducing and measuring")
+            command = click.option(flag, f.name, default=None, type=choice, help=text, panel=panel)(command)
+        for name, text in reversed(NAMED.items()):
+            text += f"  [dim](default: {TABLES[name]})[/dim]"
+            command = click.option(
+                f"--{name}", default=None, metavar="NAME", help=text, panel="The federation"
+            )(command)
+        return command
+
+    return decorate
+
+
+set_option = click.option(
+    "--set",
+    "assignments",
+    multiple=True,
+    metavar="KEY=VALUE",
+    help="any setting or option by name, such as method.mu=0.01; may be repeated",
+)
+overwrite_option = click.option("--overwrite", is_flag=True, help="replace what is at --out")
+
+
+def gather(
+    experiment: Path | None, named: dict[str, Any], options: dict[str, Any], assignments: tuple[str, ...]
+) -> dict[str, Any]:
+    """All layers of settings on top of each other."""
+    from_file = read_toml(experiment) if experiment else {}
+    given = {key: value for key, value in options.items() if value is not None}
+    return layered(from_file, named, given, parse_assignments(assignments))
+
+
+def free_name(values: dict[str, Any]) -> Path:
+    """A run directory that does not exist yet."""
+    base = f"{values['method']['name']}-{Path(values['data']['name'].removeprefix('hub:')).stem}"
+    names = (Path("runs") / (base if n == 1 else f"{base}-{n}") for n in range(1, 10_000))
+    return next(path for path in names if not path.exists())
