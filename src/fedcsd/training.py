@@ -180,18 +180,18 @@ class Client:
         right = self.site.forward(network, data.x_train, rows).logits.argmax(1) == data.y_train[rows]
         self.note("held_accuracy_local", right.float())
 
-    def _numbers(self, purpose: str, epoch: int) -> Tensor:
+    def _numbers(self, purpose: str, epoch: int) -> Tensor | None:
         """What is random in the augmentation of this epoch, a row for each sample of the client."""
-        generator = torch.Generator().manual_seed(
-            seeds.torch_seed(self.site.settings.seed, f"augment {purpose}", self.round, self.number, epoch)
-        )
-        return self.site.augmentation.draw(self.samples, generator)
+        if not self.site.augmentation.active:
+            return None
+        seed = seeds.torch_seed(self.site.settings.seed, f"augment {purpose}", self.round, self.number, epoch)
+        return self.site.augmentation.draw(self.samples, torch.Generator().manual_seed(seed))
 
-    def _images(self, part: Tensor, numbers: Tensor) -> Tensor:
+    def _images(self, part: Tensor, numbers: Tensor | None) -> Tensor:
         """Training images at these positions, augmented, as a model sees them."""
-        data = self.site.data
-        return data.images(
-            self.site.augmentation(data.x_train.index_select(0, self.rows[part]), numbers[part])
+        pixels = self.site.data.x_train.index_select(0, self.rows[part])
+        return self.site.data.images(
+            pixels if numbers is None else self.site.augmentation(pixels, numbers[part])
         )
 
     def _torch_seed(self, purpose: str) -> int:
