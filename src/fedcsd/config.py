@@ -52,6 +52,9 @@ class Settings:
     seed: int = option(0, "seed of training: initial weights, cohorts, batches", ge=0)
     partition_seed: int = option(0, "seed of the partition, apart from the training seed", ge=0)
     workers: int = option(0, "worker processes (0: one for each core)", ge=0)
+    device: Literal["cpu", "cuda"] = option(
+        "cpu", "where clients train: on the cores, or one after another on a GPU"
+    )
     track_drift: bool = option(False, "measure logit and feature drift in every round")
     checkpoint_every: int = option(1, "rounds between checkpoints", ge=1)
     on_divergence: Literal["stop", "skip"] = option(

@@ -143,6 +143,8 @@ def _resolved(
         tables["model"]["name"] = choose(dataset.shape) if dataset.model == "auto" else dataset.model
     if tables["partition"]["name"] == "auto":
         tables["partition"]["name"] = dataset.partition
+    if settings.device == "cuda" and not torch.cuda.is_available():
+        raise UserError("there is no CUDA device here: use --device cpu")
     augment = dataset.augment if settings.augment == "auto" else settings.augment
     if augment not in AUGMENTATIONS:
         raise unknown("augmentation", augment, ["auto", *AUGMENTATIONS])

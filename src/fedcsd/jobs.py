@@ -13,6 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from fedcsd.backends import Backend
+from fedcsd.backends.device import DeviceBackend
 from fedcsd.backends.local import LocalBackend, cores
 from fedcsd.config import layered
 from fedcsd.errors import Diverged, RunStopped, UserError
@@ -294,9 +296,13 @@ def _finish(job: Job, weights: Weights) -> Run:
 
 
 @contextmanager
-def _backend(experiment: Experiment) -> Iterator[LocalBackend]:
-    workers = min(experiment.settings.workers or cores(), len(cohort(experiment.settings, 0)))
-    backend = LocalBackend(experiment.site(), experiment.network.layout, workers)
+def _backend(experiment: Experiment) -> Iterator[Backend]:
+    settings, site = experiment.settings, experiment.site()
+    if settings.device == "cpu":
+        workers = min(settings.workers or cores(), len(cohort(settings, 0)))
+        backend: Backend = LocalBackend(site, experiment.network.layout, workers)
+    else:
+        backend = DeviceBackend(site)
     try:
         yield backend
     finally:

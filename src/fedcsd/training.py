@@ -95,7 +95,8 @@ class Client:
             part for part in self._batches("prototypes", 0) if len(part) == self.site.settings.batch_size
         ]
         if not whole:
-            return Outputs(torch.empty(0, self.classes), torch.empty(0, 0)), self.labels[:0]
+            empty = torch.empty(0, self.classes, device=self.site.device)
+            return Outputs(empty, empty), self.labels[:0]
         numbers = self._numbers("prototypes", 0)
         outputs = [_live(network, self._images(part, numbers), train=True) for part in whole]
         return _concatenate(outputs), self.labels[torch.cat(whole)]
@@ -124,7 +125,9 @@ class Client:
         again = f" {self._trainings}" if self._trainings else ""
         self._trainings += 1
         torch.manual_seed(self._torch_seed(f"training{again}"))
-        sums: dict[str, Tensor] = defaultdict(lambda: torch.zeros((), dtype=torch.float64))
+        sums: dict[str, Tensor] = defaultdict(
+            lambda: torch.zeros((), dtype=torch.float64, device=self.site.device)
+        )
         for epoch in range(settings.epochs):
             numbers = self._numbers(f"batches{again}", epoch)
             for part in self._batches(f"batches{again}", epoch):
@@ -171,7 +174,7 @@ class Client:
         """Positions among the client's samples, batch by batch; the last batch may be smaller."""
         settings = self.site.settings
         order = seeds.rng(settings.seed, purpose, self.round, self.number, epoch).permutation(self.samples)
-        return iter(torch.split(torch.from_numpy(order), settings.batch_size))
+        return iter(torch.split(torch.from_numpy(order).to(self.site.device), settings.batch_size))
 
     def _note_held(self, network: Network) -> None:
         """Accuracy of the trained local model on what this client holds out."""
@@ -185,7 +188,8 @@ class Client:
         if not self.site.augmentation.active:
             return None
         seed = seeds.torch_seed(self.site.settings.seed, f"augment {purpose}", self.round, self.number, epoch)
-        return self.site.augmentation.draw(self.samples, torch.Generator().manual_seed(seed))
+        numbers = self.site.augmentation.draw(self.samples, torch.Generator().manual_seed(seed))
+        return numbers.to(self.site.device)
 
     def _images(self, part: Tensor, numbers: Tensor | None) -> Tensor:
         """Training images at these positions, augmented, as a model sees them."""
@@ -285,27 +289,28 @@ class Site:
         held: list[Tensor],
         factory: Factory,
     ):
-        self.settings, self.method, self.data, self.factory = settings, method, data, factory
-        self.parts, self.held = parts, held
+        self.settings, self.method, self.factory = settings, method, factory
+        self.device = torch.device(settings.device)
+        self.data = data = data.to(self.device)
+        self.parts, self.held = ([rows.to(self.device) for rows in some] for some in (parts, held))
         self.augmentation = AUGMENTATIONS[settings.augment]
         # Blocks of test images, and then of what the clients hold out, to evaluate a model on.
-        test, kept = (
-            torch.arange(len(data.y_test)),
-            torch.cat(held) if held else torch.empty(0, dtype=torch.int64),
-        )
+        test = torch.arange(len(data.y_test), device=self.device)
+        kept = torch.cat(self.held) if self.held else test[:0]
         self.blocks = [(data.x_test, data.y_test, rows) for rows in torch.split(test, FORWARD_BATCH)]
         self.blocks += [
             (data.x_train, data.y_train, rows) for rows in torch.split(kept, FORWARD_BATCH) if len(rows)
         ]
+        self.probe_rows = test[:PROBE]
         self.cache: dict[tuple[int, int], Outputs] = {}
-        self.probe_rows = torch.arange(len(data.y_test))[:PROBE]
         self._networks: dict[str, Network] = {}
         self._round = -1
 
     def network(self, name: str) -> Network:
         """The site's copy of the model for this use, made on first use."""
         if name not in self._networks:
-            self._networks[name] = Network(self.factory(), self.data.example(), self.settings.classifier)
+            module = self.factory().to(self.device)
+            self._networks[name] = Network(module, self.data.example(), self.settings.classifier)
         return self._networks[name]
 
     def frozen(self, name: str, weights: Weights) -> Network:

@@ -7,7 +7,7 @@ Weights are the trainable parameters followed by every other floating-point tens
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import prod
 from typing import Any, Protocol
@@ -111,6 +111,10 @@ class Weights:
     def named(self) -> dict[str, Tensor]:
         return self.layout.split(self.flat)
 
+    def to(self, device: torch.device | str) -> "Weights":
+        """The same weights, by token too, on another device."""
+        return self if self.flat.device == torch.device(device) else replace(self, flat=self.flat.to(device))
+
     def like(self, flat: Tensor) -> "Weights":
         """New weights of the same layout."""
         return Weights(self.layout, flat)
@@ -156,3 +160,8 @@ Values = Mapping[str, Any]
 def nbytes(value: Value) -> int:
     """Bytes of a value when it is sent."""
     return value.nbytes if isinstance(value, (Weights, Tensor)) else 8
+
+
+def moved(values: Values, device: torch.device | str) -> dict[str, Any]:
+    """Values with their weights and tensors on a device."""
+    return {name: v.to(device) if isinstance(v, (Weights, Tensor)) else v for name, v in values.items()}

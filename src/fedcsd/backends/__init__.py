@@ -1,7 +1,11 @@
 """Where clients run."""
 
+import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
+
+import torch
 
 from fedcsd.exchange import Reply, Request
 from fedcsd.weights import Values, Weights
@@ -19,3 +23,12 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+def in_short(error: Exception) -> str:
+    """An error in one line, with the place in the user's own code if it got there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    here, torch_is = str(Path(__file__).parents[1]), str(Path(torch.__file__).parent)
+    frame = ([f for f in frames if not f.filename.startswith((here, torch_is))] or frames)[-1]
+    what = next(filter(None, (line.strip() for line in str(error).splitlines())), "")
+    return f"{type(error).__name__}: {what} ({Path(frame.filename).name}, line {frame.lineno})"

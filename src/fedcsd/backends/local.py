@@ -17,12 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.multiprocessing  # lets tensors go to spawned processes in shared memory
 
+from fedcsd.backends import in_short
 from fedcsd.errors import MethodFailed, RunStopped
 from fedcsd.exchange import Reply, Request
 from fedcsd.packing import pack, unpack
@@ -86,18 +86,7 @@ def _answer(site: Site, request: Request, item: int, state: Values) -> bytes:
         header = {"item": item, "samples": reply.samples, "notes": reply.notes, "problem": reply.problem}
         return pack(header, values)
     except Exception as error:
-        what = next(filter(None, (line.strip() for line in str(error).splitlines())), "")
-        short = f"{type(error).__name__}: {what} ({_place(error)})"
-        return pack({"item": item, "error": short, "traceback": traceback.format_exc()}, {})
-
-
-def _place(error: Exception) -> str:
-    """Where an error happened, in the user's own code if it got there."""
-    frames = traceback.extract_tb(error.__traceback__)
-    here, torch_is = str(Path(__file__).parents[1]), str(Path(torch.__file__).parent)
-    own = [f for f in frames if not f.filename.startswith((here, torch_is))]
-    frame = (own or frames)[-1]
-    return f"{Path(frame.filename).name}, line {frame.lineno}"
+        return pack({"item": item, "error": in_short(error), "traceback": traceback.format_exc()}, {})
 
 
 def _follow_parent() -> None:

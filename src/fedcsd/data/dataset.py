@@ -138,6 +138,12 @@ class Dataset:
         key = f"{self.key}-{size}-{int(rows.sum())}" if self.key else ""
         return replace(self, x_train=self.x_train[rows], y_train=self.y_train[rows], groups=groups, key=key)
 
+    def to(self, device: torch.device) -> "Dataset":
+        """The same data on a device."""
+        names = (*ARRAYS, "scale", "shift")
+        there = {name: t.to(device) for name in names if (t := getattr(self, name)) is not None}
+        return replace(self, **there)
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Of one image: (channels, height, width)."""
