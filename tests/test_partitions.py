@@ -71,11 +71,19 @@ def test_by_column_and_saved(tmp_path: Path) -> None:
     from fedcsd.runs import write_partition
 
     train, held = hold_out(parts, 0.1, 0)
-    write_partition(tmp_path / "p.npz", train, held)
+    write_partition(tmp_path / "p.npz", train, held, 4000)
     again = deal("saved", file=str(tmp_path / "p.npz"))
     assert [sorted(a.tolist()) for a in again] == [sorted(p.tolist()) for p in parts]
-    with pytest.raises(UserError, match="of other data"):
+    with pytest.raises(UserError, match="is of 4000 training samples, this data has 100"):
         deal("saved", LABELS[:100], file=str(tmp_path / "p.npz"))
+    wrong = {"float": (np.arange(4) + 0.5, [4]), "sum": (np.arange(4), [3]), "twice": (np.zeros(4, int), [4])}
+    for name, (rows, sizes) in wrong.items():
+        np.savez(tmp_path / f"{name}.npz", rows=rows, sizes=np.array(sizes))
+        with pytest.raises(UserError, match=r"whole numbers|must be different numbers"):
+            deal("saved", file=str(tmp_path / f"{name}.npz"))
+    (tmp_path / "empty.npz").write_bytes(b"")
+    with pytest.raises(UserError, match="cannot read a partition"):
+        deal("saved", file=str(tmp_path / "empty.npz"))
 
 
 @pytest.mark.parametrize(
@@ -84,6 +92,7 @@ def test_by_column_and_saved(tmp_path: Path) -> None:
         ("classes", {"per_client": 11}, "must be 1 to 10, the number of classes, not 11"),
         ("classes", {"per_client": 1, "clients": 5}, "cannot hold all 10 classes: raise --clients"),
         ("classes", {"per_client": 2, "clients": 300, "min_samples": 13}, "lower --clients or --min-samples"),
+        ("shards", {"per_client": 0}, "per_client must be at least 1, not 0"),
         ("shards", {"per_client": 1000}, "cannot be cut into 10000 shards"),
         ("quantity", {"beta": 0.01, "clients": 50}, "raise --beta"),
         ("column", {}, "does not say which client"),
@@ -126,7 +135,7 @@ def test_the_partition_command_draws_and_saves(fedcsd: Fedcsd, tmp_path: Path) -
     assert many.returncode == 0, many.stderr
     bad = fedcsd("partition", "--plot", "p.bmpp")
     assert bad.returncode == 2
-    assert "cannot write p.bmpp" in bad.stderr
+    assert "--plot writes .png, .svg or .pdf, not p.bmpp" in bad.stderr
 
 
 @given(
@@ -267,6 +276,8 @@ def test_own_models_by_path_and_named_classifiers(fedcsd: Fedcsd, tmp_path: Path
         "from torch import nn\n"
         "def net(shape, classes, *, width: int = 8):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, classes))\n"
+        "def broken():\n    return 1 / 0\n"
+        "def number():\n    return 3\n"
         "def odd(shape, classes):\n"
         "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, classes), nn.LogSoftmax(1))\n"
     )
@@ -281,6 +292,10 @@ def test_own_models_by_path_and_named_classifiers(fedcsd: Fedcsd, tmp_path: Path
         ("mine:nett", "mine has no 'nett'"),
         ("nomodule:net", "cannot import nomodule"),
         ("resnet19", "did you mean resnet18"),
+        (":net", "give package.module:factory"),
+        ("mine.py:net", "without .py"),
+        ("mine:broken", "broken raised ZeroDivisionError"),
+        ("mine:number", "must return an nn.Module; it returned a int"),
     ):
         wrong = fedcsd(*base, "--model", model)
         assert wrong.returncode == 2

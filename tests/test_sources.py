@@ -346,6 +346,47 @@ def test_images_of_different_sizes(tmp_path: Path) -> None:
         load(str(tmp_path / "mixed"))
 
 
+def test_deeper_images_are_refused_and_mixed_ones_are_colour(tmp_path: Path) -> None:
+    image_tree(tmp_path / "scans", {"": 10})
+    deep = tmp_path / "scans/cat/999.png"
+    Image.fromarray(np.full((24, 24), 60_000, dtype=np.uint16)).save(deep)
+    with pytest.raises(UserError, match=r"999\.png has more than 8 bits a pixel"):
+        load(str(tmp_path / "scans"))
+    Image.fromarray(pictures(1, (24, 24))[0]).save(deep)  # grey among colour
+    assert load(str(tmp_path / "scans")).shape == (3, 24, 24)
+    (tmp_path / "scans/.git/x").mkdir(parents=True)
+    (tmp_path / "scans/.git/x/a.png").write_bytes(b"")
+    (tmp_path / "scans/eel").symlink_to(tmp_path / "scans/dog")
+    assert load(str(tmp_path / "scans")).classes == 3
+
+
+def test_another_data_set_s_files_are_not_taken(mnist_folder: Path) -> None:
+    with pytest.raises(UserError, match="holds no fashion_mnist"):
+        load("fashion_mnist", {}, mnist_folder)
+
+
+def test_split_by_words_in_names(tmp_path: Path) -> None:
+    for name, seed in (("latest", 0), ("my-train", 1), ("my-test", 2), ("validation-0", 3)):
+        write_parquet(tmp_path / f"p/{name}.parquet", pictures(10, seed=seed), {"label": np.arange(10) % 2})
+    data = load(str(tmp_path / "p"))
+    assert (len(data.y_train), len(data.y_test)) == (20, 10)
+    alone = load(str(tmp_path / "p/my-test.parquet"))
+    assert (len(alone.y_train), len(alone.y_test)) == (8, 2)
+
+
+def test_images_as_plain_bytes(tmp_path: Path) -> None:
+    table = {"scan": [png(p) for p in pictures(10)], "label": np.arange(10) % 2}
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    assert len(load(str(tmp_path / "a.parquet")).y_train) == 8
+    pq.write_table(pa.table({"image": [[1, 2]] * 10, "label": np.arange(10) % 2}), tmp_path / "b.parquet")
+    with pytest.raises(UserError, match="not the bytes of image files"):
+        load(str(tmp_path / "b.parquet"), {"image": "image"})
+    with pytest.raises(UserError, match=r"data\.test must be between 0 and 1"):
+        load(str(tmp_path / "a.parquet"), {"test": 1.5})
+    with pytest.raises(UserError, match=r"data\.size must be at least 0"):
+        load(str(tmp_path / "a.parquet"), {"size": -4})
+
+
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [

@@ -207,11 +207,13 @@ def partition(
     from fedcsd.experiments import deal
     from fedcsd.runs import write_partition
 
+    if plot and plot.suffix not in (".png", ".svg", ".pdf"):
+        raise UserError(f"--plot writes .png, .svg or .pdf, not {plot.name}")
     data, parts, held = deal(values)
     show_table(*table_of(data, parts))
     for path, write in (
         (plot, lambda p: plot_partition(data, parts, p)),
-        (save, lambda p: write_partition(p, parts, held)),
+        (save, lambda p: write_partition(p, parts, held, len(data.y_train))),
     ):
         if path:
             try:

@@ -131,7 +131,7 @@ def begin(
         return Job(experiment, config, None, [], None)
     facts = {"data": experiment.data.fingerprint(), "model": experiment.network.layout.fingerprint()}
     needed = 20 * experiment.weights.nbytes + (1 << 20)
-    partition = (experiment.parts, experiment.held)
+    partition = (experiment.parts, experiment.held, len(experiment.data.y_train))
     directory = RunDirectory.create(
         out, {**config, "facts": facts}, partition, needed=needed, overwrite=overwrite
     )

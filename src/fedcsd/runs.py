@@ -63,10 +63,14 @@ def write_whole(path: Path, content: bytes) -> None:
         os.close(directory)
 
 
-def write_partition(path: Path, train: list[Rows], held: list[Rows]) -> None:
+def write_partition(path: Path, train: list[Rows], held: list[Rows], samples: int) -> None:
     """The clients' rows, one client after another, and how many each has."""
     buffer = BytesIO()
-    arrays = {"rows": np.concatenate(train), "sizes": np.array([len(p) for p in train])}
+    arrays = {
+        "rows": np.concatenate(train),
+        "sizes": np.array([len(p) for p in train]),
+        "samples": np.array(samples),
+    }
     if held:
         arrays |= {"held_rows": np.concatenate(held), "held_sizes": np.array([len(p) for p in held])}
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
@@ -113,7 +117,7 @@ class RunDirectory:
         cls,
         path: Path,
         config: Mapping[str, Any],
-        partition: tuple[list[Rows], list[Rows]],
+        partition: tuple[list[Rows], list[Rows], int],
         needed: int,
         *,
         overwrite: bool = False,

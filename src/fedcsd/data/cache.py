@@ -32,8 +32,8 @@ def content_key(files: Iterable[Path], options: Mapping[str, Any]) -> str:
     """
     memory = cache_folder() / "hashes.json"
     known: dict[str, str] = {}
-    with suppress(OSError, ValueError):
-        known = json.loads(memory.read_text())
+    with suppress(OSError, ValueError, AttributeError):
+        known = dict(json.loads(memory.read_text()).items())
     fresh = dict(known)
     digest = blake2b(json.dumps([VERSION, dict(options)], sort_keys=True).encode(), digest_size=16)
     for path in files:
@@ -70,7 +70,7 @@ def cached(name: str, key: str, make: Callable[[], Dataset]) -> Dataset:
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"cannot write the decoded data to {path.parent}: {getattr(error, 'strerror', None) or error}: "
-            "set FEDCSD_CACHE to a folder with space"
+            "set FEDCSD_CACHE to a folder that can be written"
         ) from None
     return Dataset.stored(*_read(path), name=name, key=key)
 

@@ -85,11 +85,15 @@ class Dataset:
         y_train, y_test = (_labels(y, n) for y, n in ((y_train, "y_train"), (y_test, "y_test")))
         _check(name, x_train, y_train, x_test, y_test)
         found, least = int(max(y_train.max(), y_test.max())) + 1, int(min(y_train.min(), y_test.min()))
-        if classes is None:
+        given = classes is not None
+        if not given:
             _check_numbering(name, least, found, len(np.unique(np.concatenate([y_train, y_test]))))
         classes = classes or found
         if found > classes or least < 0:
             raise UserError(f"{name}: labels must lie in 0..{classes - 1}; found {least}..{found - 1}")
+        lacking = sorted(set(np.unique(y_test).tolist()) - set(np.unique(y_train).tolist()))
+        if lacking and not given:
+            raise UserError(f"{name}: the test data has class {lacking[0]}, which the training data lacks")
         if classes < 2:
             raise UserError(f"{name}: all labels are 0; classification needs at least two classes")
         scale, shift = _standardise(x_train, largest) if x_train.dtype == np.uint8 else (None, None)

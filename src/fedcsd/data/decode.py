@@ -15,18 +15,31 @@ from torch import Tensor
 from fedcsd.errors import UserError
 
 CHUNK = 256
+GREY = ("1", "L", "LA")
+
+
+class _Colour(Exception):
+    """A colour image among grey ones."""
 
 
 def decode(
-    read: Callable[[int], bytes], count: int, place: Callable[[int], str], *, size: int = 0, title: str = ""
+    read: Callable[[int], bytes],
+    count: int,
+    place: Callable[[int], str],
+    *,
+    size: int = 0,
+    title: str = "",
+    grey: bool = True,
 ) -> Tensor:
     """Images 0 to `count` − 1 as [N, C, H, W]; `read(i)` gives the bytes of one, `place(i)` says where it is from.
 
-    The first image decides between grey and colour. `size` scales all to size × size; without it they
+    Grey if all images are and `grey` allows it, else colour. `size` scales all to size × size; without it they
     must be of one size.
     """
+    if size < 0:
+        raise UserError(f"data.size must be at least 0, not {size}")
     first = _open(read, 0, place, "", size)
-    mode = "L" if first.mode in ("1", "L", "LA", "I;16") else "RGB"
+    mode = "L" if grey and first.mode in GREY else "RGB"
     shape = (first.height, first.width) if mode == "L" else (first.height, first.width, 3)
     pixels = np.empty((count, *shape), dtype=np.uint8)
 
@@ -42,11 +55,18 @@ def decode(
             pixels[i] = np.asarray(image)
         return stop - start
 
+    try:
+        _all(some, count, title)
+    except _Colour:  # one of the later ones is: then all are read as colour
+        return decode(read, count, place, size=size, title=title, grey=False)
+    tensor = torch.from_numpy(pixels)
+    return tensor[:, None] if mode == "L" else tensor.permute(0, 3, 1, 2).contiguous()
+
+
+def _all(some: Callable[[int], int], count: int, title: str) -> None:
     with progress(f"decoding {title}", count) as advance, ThreadPoolExecutor(os.cpu_count() or 1) as pool:
         for done in pool.map(some, range(0, count, CHUNK)):
             advance(done)
-    tensor = torch.from_numpy(pixels)
-    return tensor[:, None] if mode == "L" else tensor.permute(0, 3, 1, 2).contiguous()
 
 
 def _open(
@@ -58,6 +78,13 @@ def _open(
     except (UnidentifiedImageError, OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
         reason = str(error).splitlines()[0].split("<")[0].strip()
         raise UserError(f"{place(i)} cannot be read as an image ({reason}): replace or remove it") from None
+    if image.mode.startswith(("I", "F")):
+        raise UserError(
+            f"{place(i)} has more than 8 bits a pixel (mode {image.mode}): convert the images to 8 bits, "
+            "or give their values as floating-point numbers in an .npz file"
+        )
+    if mode == "L" and image.mode not in GREY:
+        raise _Colour
     if mode:
         image = image.convert(mode)
     return image.resize((size, size), Image.Resampling.BILINEAR) if size else image

@@ -1,5 +1,6 @@
 """Who holds what: the training samples dealt to clients. Each function is one way, named in `partitions`."""
 
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,7 +112,9 @@ def classes(deal: Deal, *, per_client: int = 2) -> list[Rows]:
 def shards(deal: Deal, *, per_client: int = 2) -> list[Rows]:
     """Samples sorted by class, cut into equal shards, each client given `per_client` of them."""
     count = deal.clients * per_client
-    if per_client < 1 or count > len(deal.labels):
+    if per_client < 1:
+        raise UserError(f"partition.per_client must be at least 1, not {per_client}")
+    if count > len(deal.labels):
         raise UserError(
             f"{len(deal.labels)} samples cannot be cut into {count} shards: lower --clients or partition.per_client"
         )
@@ -127,7 +130,8 @@ def column(deal: Deal) -> list[Rows]:
     """One client for each writer, hospital or domain, as the data says; --clients follows from it."""
     if deal.groups is None:
         raise UserError(
-            "this data does not say which client a sample belongs to: name a column with --set data.client=…"
+            "this data does not say which client a sample belongs to: name a column of the parquet or .npz file with "
+            "--set data.client=…, or arrange images as domain/class/image"
         )
     numbers = deal.groups.train.numpy()
     return [np.flatnonzero(numbers == g) for g in np.unique(numbers)]
@@ -143,18 +147,24 @@ def saved(deal: Deal, *, file: str = "") -> list[Rows]:
             if "held_rows" in content:
                 held = unpacked(content["held_rows"], content["held_sizes"])
                 parts = [np.concatenate(pair) for pair in zip(parts, held, strict=True)]
-    except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"cannot read a partition from {file}: {str(error).splitlines()[0]}") from None
+            samples = int(content["samples"]) if "samples" in content else len(deal.labels)
+    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+        needs = "whole numbers `rows` and `sizes`, as in a run's partition.npz"
+        raise UserError(f"cannot read a partition from {file}: it needs {needs}") from None
+    if samples != len(deal.labels):
+        raise UserError(
+            f"the partition in {file} is of {samples} training samples, this data has {len(deal.labels)}"
+        )
     rows = np.concatenate(parts)
     if len(rows) and (rows.min() < 0 or rows.max() >= len(deal.labels) or len(np.unique(rows)) != len(rows)):
-        raise UserError(
-            f"the partition in {file} is of other data: it does not fit {len(deal.labels)} training samples"
-        )
+        raise UserError(f"the rows in {file} must be different numbers from 0 to {len(deal.labels) - 1}")
     return parts
 
 
 def unpacked(rows: Rows, sizes: Rows) -> list[Rows]:
     """The clients' rows from one array of all rows and one of sizes."""
+    if rows.dtype.kind not in "iu" or sizes.dtype.kind not in "iu" or sizes.sum() != len(rows):
+        raise ValueError("rows and sizes must be whole numbers, and the sizes add up to the rows")
     return [np.ascontiguousarray(part, dtype=np.int64) for part in np.split(rows, np.cumsum(sizes)[:-1])]
 
 

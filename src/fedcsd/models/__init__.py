@@ -39,7 +39,7 @@ def find(name: str) -> Callable[..., nn.Module]:
     if ":" in name:
         return find_own(name)
     if name not in MODELS:
-        raise UserError(f"{unknown('model', name, MODELS)} Or give your own as package.module:factory")
+        raise UserError(f"{unknown('model', name, MODELS)}; or give your own as package.module:factory")
     module, _, function = MODELS[name].partition(":")
     found: Callable[..., nn.Module] = getattr(import_module(f"{__name__}.{module}"), function)
     return found
@@ -48,6 +48,8 @@ def find(name: str) -> Callable[..., nn.Module]:
 def find_own(name: str) -> Callable[..., nn.Module]:
     """`package.module:factory`, looked for in the current folder as well."""
     module, _, attribute = name.partition(":")
+    if not module or not attribute or module.endswith(".py"):
+        raise UserError(f"model {name!r}: give package.module:factory, without .py")
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))
     try:
@@ -77,4 +79,19 @@ def factory(
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
     arguments = (shape, classes)[: len(wanted)]
-    return partial(call_with, make, dict(options), "model", *arguments)
+    return partial(_make, make, dict(options), arguments)
+
+
+def _make(make: Callable[..., nn.Module], options: dict[str, Any], arguments: tuple[Any, ...]) -> nn.Module:
+    try:
+        module = call_with(make, options, "model", *arguments)
+    except UserError:
+        raise
+    except Exception as error:
+        name = getattr(make, "__name__", "it")
+        raise UserError(
+            f"the model could not be made: {name} raised {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(module, nn.Module):
+        raise UserError(f"the model factory must return an nn.Module; it returned a {type(module).__name__}")
+    return module

@@ -24,7 +24,7 @@ def source(name: str) -> Callable[..., Dataset]:
     """The function behind a name."""
     if name not in SOURCES:
         raise UserError(
-            f"{unknown('data set', name, SOURCES)} Or give a path: an .npz file, a folder of images, parquet files"
+            f"{unknown('data set', name, SOURCES)}; or give a path: an .npz file, a folder of images, parquet files"
         )
     module, _, function = SOURCES[name].partition(":")
     found: Callable[..., Dataset] = getattr(import_module(f"{__name__}.{module}"), function)

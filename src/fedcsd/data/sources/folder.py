@@ -1,5 +1,7 @@
 """Image folders: class/image, or domain/class/image where each domain can be a client."""
 
+import os
+from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil
 from pathlib import Path
@@ -24,7 +26,9 @@ def image_folder(path: Path, *, size: int = 0, test: float = 0.2, train_pool: fl
     train_pool  training images of each domain: 0 for all that are not test data, a share of the domain
                 if below 1, else a number
     """
-    files = sorted(f for f in path.rglob("*") if f.suffix.lower() in SUFFIXES and not f.name.startswith("."))
+    if not 0 < test < 1:
+        raise UserError(f"data.test must be between 0 and 1, not {test:g}")
+    files = sorted(images_below(path))
     if not files:
         raise UserError(f"{path} holds no images: it should be class/image.png or domain/class/image.png")
     parts = [f.relative_to(path).parts for f in files]
@@ -58,6 +62,15 @@ def image_folder(path: Path, *, size: int = 0, test: float = 0.2, train_pool: fl
         return Dataset.of_arrays(*arrays, name=path.name, classes=len(classes), groups=by)
 
     return cached(path.name, key, make)
+
+
+def images_below(path: Path) -> Iterator[Path]:
+    """Image files in all folders below, linked ones too, hidden ones not."""
+    for top, folders, names in os.walk(path, followlinks=True):
+        folders[:] = [f for f in folders if not f.startswith(".")]
+        yield from (
+            Path(top) / n for n in names if not n.startswith(".") and Path(n).suffix.lower() in SUFFIXES
+        )
 
 
 def split(

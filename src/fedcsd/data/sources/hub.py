@@ -34,13 +34,10 @@ def local_folder(name: str, folder: Path | None) -> Path | None:
     """The folder with this data set's files: FOLDER/name, or FOLDER itself if it holds them."""
     if folder is None:
         return None
-    for candidate in (folder / name, folder):
-        if (
-            candidate.is_dir()
-            and split_files(candidate)["train"]
-            and (candidate.name == name or candidate == folder)
-        ):
-            return candidate
+    if (folder / name).is_dir() and split_files(folder / name)["train"]:
+        return folder / name
+    if any(folder.glob("*.parquet")) and split_files(folder)["train"]:
+        return folder
     raise UserError(
         f"{folder} holds no {name}: it should have {name}/train-….parquet and {name}/test-….parquet"
     )

@@ -1,5 +1,7 @@
 """Image data sets in parquet files, as the Hugging Face hub keeps them: a column of images, one of labels."""
 
+import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,11 +19,16 @@ LABELS = ("label", "labels", "fine_label", "character", "class", "target", "y")
 
 
 def split_files(folder: Path) -> dict[str, list[Path]]:
-    """The parquet files of a folder by split: those with "test" (or "valid") in their name are test data."""
-    files = sorted(folder.rglob("*.parquet")) if folder.is_dir() else [folder]
-    test = [f for f in files if "test" in f.name.lower()]
-    test = test or [f for f in files if "valid" in f.name.lower()]
-    return {"train": [f for f in files if f not in test and "valid" not in f.name.lower()], "test": test}
+    """The parquet files of a folder by split, by the word test (or validation) in their names; one file
+    alone is training data. Where there is a test file, validation files are left out."""
+    if folder.is_file():
+        return {"train": [folder], "test": []}
+    files = sorted(Path(top) / name for top, _, names in os.walk(folder, followlinks=True) for name in names)
+    files = [f for f in files if f.suffix == ".parquet"]
+    words = {f: set(re.split(r"[^a-z]+", f.stem.lower())) for f in files}
+    valid = [f for f in files if words[f] & {"valid", "validation", "val"}]
+    test = [f for f in files if "test" in words[f]] or valid
+    return {"train": [f for f in files if f not in test and f not in valid], "test": test}
 
 
 def parquet(
@@ -42,6 +49,8 @@ def parquet(
     size           scale all images to size × size
     test           the share that is set aside as test data where there is no test file
     """
+    if not 0 < test < 1:
+        raise UserError(f"data.test must be between 0 and 1, not {test:g}")
     files = split_files(path)
     if not files["train"]:
         raise UserError(f"{path} holds no .parquet files with training data")
@@ -66,6 +75,16 @@ def _decode(
     """Read and decode all files."""
     tables = {split: [_read(path) for path in paths] for split, paths in files.items() if paths}
     image, label = _columns(tables["train"][0], files["train"][0], image, label, client)
+    for table, path in (
+        (t, p) for split, some in tables.items() for t, p in zip(some, files[split], strict=True)
+    ):
+        for name in filter(None, (image, label, client)):
+            if name not in table.column_names:
+                raise UserError(f"{path.name} has no column {name!r}, which the other files have")
+            if name == client and table[name].null_count:
+                raise UserError(
+                    f"{path.name}: column {name!r} does not name the client of {table[name].null_count} samples: fill them in"
+                )
     x, y, who = {}, {}, {}
     for split, parts in tables.items():
         labels = np.concatenate([_labels(t, label, p) for t, p in zip(parts, files[split], strict=True)])
@@ -111,7 +130,10 @@ def _columns(table: Any, path: Path, image: str, label: str, client: str) -> tup
         with_bytes = [
             f.name for f in table.schema if pa.types.is_struct(f.type) and "bytes" in [c.name for c in f.type]
         ]
-        image = next(iter(with_bytes), "")
+        plain = [
+            f.name for f in table.schema if pa.types.is_binary(f.type) or pa.types.is_large_binary(f.type)
+        ]
+        image = next(iter([*with_bytes, *plain]), "")
     if not label:
         label = next((name for name in LABELS if name in columns), "")
     for name, what in ((image, "image"), (label, "label")):
@@ -140,7 +162,7 @@ def _labels(table: Any, label: str, path: Path) -> np.ndarray[Any, np.dtype[np.i
 def _images(
     tables: Sequence[Any], paths: Sequence[Path], image: str, kept: Any, size: int, title: str
 ) -> torch.Tensor:
-    blobs = [t[image].combine_chunks().field("bytes") for t in tables]
+    blobs = [_bytes(t[image].combine_chunks(), image, p) for t, p in zip(tables, paths, strict=True)]
     starts = np.cumsum([0, *(len(b) for b in blobs)])
 
     def where(i: int) -> tuple[int, int]:
@@ -150,10 +172,24 @@ def _images(
 
     def read(i: int) -> bytes:
         file, row = where(i)
-        return blobs[file][row].as_buffer() or b""
+        blob = blobs[file][row]
+        return blob.as_buffer() if blob.is_valid else b""
 
     def place(i: int) -> str:
         file, row = where(i)
         return f"{paths[file].name}, row {row}"
 
     return decode(read, len(kept), place, size=size, title=title)
+
+
+def _bytes(column: Any, name: str, path: Path) -> Any:
+    """The encoded images of a column: bytes, or a struct with a field of that name as on the hub."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(column.type) and "bytes" in [field.name for field in column.type]:
+        column = column.field("bytes")
+    if not (pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
+        raise UserError(
+            f"{path.name}: column {name!r} holds {column.type}, not the bytes of image files (PNG, JPEG, …)"
+        )
+    return column
