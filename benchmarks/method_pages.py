@@ -104,7 +104,10 @@ def filled(page: str, name: str) -> str:
     for what, make in (("options", options_of), ("measured", measured)):
         block = f"<!-- {what}: generated -->\n{make(name)}\n<!-- end -->"
         page, found = re.subn(
-            rf"<!-- {what}: generated -->\n.*?<!-- end -->", lambda _, b=block: b, page, flags=re.S
+            rf"<!-- {what}: generated -->\n.*?<!-- end -->",
+            block.replace(chr(92), chr(92) * 2),
+            page,
+            flags=re.S,
         )
         assert found == 1, f"docs/methods/{name}.md needs one block <!-- {what}: generated --> … <!-- end -->"
     return page

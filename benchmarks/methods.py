@@ -4,7 +4,7 @@
         --rounds 30 --epochs 1 --seeds 0,1,2 --out runs/methods-mnist --json results/methods-mnist.json
 
 Runs stand side by side, one core each; calling again goes on where it was cut off. `--json` collects
-what is finished, also while the rest is not. `python benchmarks/method_pages.py` puts the numbers
+what is finished, also while the rest is not, and what is in it is not run again. `python benchmarks/method_pages.py` puts the numbers
 into the pages.
 """
 
@@ -12,7 +12,6 @@ import argparse
 import itertools
 import json
 import multiprocessing
-import platform
 import shlex
 import statistics
 import subprocess
@@ -73,23 +72,34 @@ def result(path: Path) -> dict[str, Any] | None:
     return found
 
 
-def collect(cells: dict[tuple[str, float, float], list[Path]], settings: dict[str, Any]) -> dict[str, Any]:
-    rows = []
-    for (label, beta, lr), paths in cells.items():
-        runs = [r for r in map(result, paths) if r]
-        if runs:
-            rows.append({"method": label, "beta": beta, "lr": lr, "runs": runs})
+Key = tuple[str, float, float, int]
+"""method, beta, learning rate, seed"""
+
+
+def known(path: Path | None) -> dict[Key, dict[str, Any]]:
+    """What a results file has already."""
+    if path is None or not path.exists():
+        return {}
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    return {(r["method"], r["beta"], r["lr"], run["seed"]): run for r in rows for run in r["runs"]}
+
+
+def collect(found: dict[Key, dict[str, Any]], settings: dict[str, Any]) -> dict[str, Any]:
+    rows: dict[tuple[str, float, float], list[dict[str, Any]]] = {}
+    for (label, beta, lr, _), ended in sorted(found.items(), key=lambda item: item[0][3]):
+        rows.setdefault((label, beta, lr), []).append(ended)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    host = facts()["host"]["processor"]
     return {
         "command": "python " + shlex.join(sys.argv),
         "commit": commit.stdout.strip() or "unknown",
-        "device": torch.cuda.get_device_name()
-        if settings["device"] == "cuda"
-        else facts()["host"]["processor"],
-        "system": platform.system(),
-        **{key: value for key, value in facts().items() if key == "versions"},
+        "device": torch.cuda.get_device_name() if settings["device"] == "cuda" else host,
+        "versions": facts()["versions"],
         "settings": settings,
-        "rows": rows,
+        "rows": [
+            {"method": label, "beta": beta, "lr": lr, "runs": runs}
+            for (label, beta, lr), runs in rows.items()
+        ],
     }
 
 
@@ -159,20 +169,22 @@ def main() -> None:
     for name in ("data", "train_size", "rounds", "epochs", "device"):
         shared[name] = getattr(options, name)
     labels, seeds = options.methods.split(","), [int(s) for s in options.seeds.split(",")]
-    cells: dict[tuple[str, float, float], list[Path]] = {}
-    tasks = []
+    found, paths, tasks = known(options.json), {}, []
     for seed, beta, lr, label in itertools.product(seeds, options.betas, options.lrs, labels):
         path = options.out / f"beta{beta:g}-lr{lr:g}" / run_name(label, seed)
-        cells.setdefault((label, beta, lr), []).append(path)
+        if (label, beta, lr, seed) in found:
+            continue
+        paths[label, beta, lr, seed] = path
         if result(path) is None:
             tasks.append((label, seed, {**shared, "beta": beta, "lr": lr}, path))
     try:
         train(tasks, options.jobs, 60 * options.minutes)
     finally:
-        found = collect(cells, shared)
+        found |= {key: run for key, path in paths.items() if (run := result(path))}
+        content = collect(found, shared)
         if options.json:
-            options.json.write_text(json.dumps(found) + "\n", encoding="utf-8")
-        show(found["rows"])
+            options.json.write_text(json.dumps(content) + "\n", encoding="utf-8")
+        show(content["rows"])
 
 
 if __name__ == "__main__":
