@@ -140,8 +140,9 @@ LOSSES: list[tuple[Any, Terms]] = [
     (LabelSmoothing(epsilon=0.3), lambda c, at: smooth(c.z, c.y, 0.3) - cross_entropy(c.z, c.y)),
     (FedCSD(mu=0.3, tau=4.0), lambda c, at: 0.3 * csd(c, at)),
 ]
-each_loss = pytest.mark.parametrize(("method", "term"), LOSSES, ids=lambda v: type(v).__name__)
-each_method = pytest.mark.parametrize("method", [m for m, _ in LOSSES], ids=lambda m: type(m).__name__)
+NAMES = [type(method).__name__ for method, _ in LOSSES]
+each_loss = pytest.mark.parametrize(("method", "term"), LOSSES, ids=NAMES)
+each_method = pytest.mark.parametrize("method", [m for m, _ in LOSSES], ids=NAMES)
 seeds = st.integers(0, 10_000)
 
 

@@ -111,17 +111,20 @@ def test_fedgkd_s_teacher_has_the_mean_of_the_buffers_too() -> None:
 
 
 def test_fedcsd_s_teacher_is_the_moving_average_of_the_global_models() -> None:
-    # α = 1/2, pulled by (w − T)/2, T ← (T + w)/2 at the end of a round.
-    #   round 1: T = 0: −5/4; T = −5/8, its buffer (0 + 7/2)/2 = 7/4
-    #   round 2: as with FedGKD above: −195/128; T = (−80 − 195)/256 = −275/256, buffer (7/4 + 7)/2 = 35/8
-    #   round 3: (−390 − 1024 − 275)/1024 = −1689/1024 → (−1689 − 4096 − 1100)/4096 = −6885/4096
-    federation = toy(quadratic(FedCSD, more=towards("teacher"))(alpha=0.5), **TWO_STEPS)
-    teachers, found = [federation.server.teacher.flat.tolist()], []
+    # α = 3/4, pulled by (w − T)/2, T ← 3T/4 + w/4 at the end of a round.
+    #   round 1: T = 0: −1 → −5/4; T = −5/16, its buffer (7/2)/4 = 7/8
+    #   round 2: −20/64 − 1 − 5/64 = −89/64 → (−89 − 256 − 20)/256 = −365/256
+    #            T = (−240 − 365)/1024 = −605/1024, its buffer 21/32 + 7/4 = 77/32
+    #   round 3: (−1460 − 4096 − 605)/4096 = −6161/4096 → (−6161 − 16384 − 2420)/16384 = −24965/16384
+    federation = toy(quadratic(FedCSD, more=towards("teacher"))(alpha=0.75), **TWO_STEPS)
+    assert federation.server.teacher.flat.tolist() == [0, 0, 0]
+    teachers, found = [], []
     for _ in range(3):
         found += flats(federation, 1)
         teachers.append(federation.server.teacher.flat.tolist())
-    assert heads(found) == doubled(-1.25, -1.5234375, -1.680908203125)
-    assert teachers[:3] == [[0, 0, 0], [-0.625, 0.3125, 1.75], [-1.07421875, 0.537109375, 4.375]]
+    assert heads(found) == doubled(-1.25, -1.42578125, -1.52374267578125)
+    assert heads(teachers[:2]) == doubled(-0.3125, -0.5908203125)
+    assert [teacher[2] for teacher in teachers[:2]] == [0.875, 2.40625]
 
 
 # FedProto: features a·x, from a = 0. Client 0 holds x = 1 of class 0; client 1 holds x = 2 and 4 of
