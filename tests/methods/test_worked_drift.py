@@ -134,7 +134,7 @@ def test_feddc_without_one_client() -> None:
 # (16 − 3 · 4)/(1 + 3/2) = 8/5, which is not FedAvg's resting place either.
 
 
-def rest(method: Any, samples: tuple[int, int], rounds: int = 40, **values: Any) -> list[float]:
+def rest(method: Any, samples: tuple[int, int], rounds: int = 25, **values: Any) -> list[float]:
     return flats(toy(method, samples, **{**TWO_STEPS, **values}), rounds)[-1][:2]
 
 

@@ -147,7 +147,7 @@ seeds = st.integers(0, 10_000)
 
 
 @each_loss
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(seed=seeds)
 def test_value_and_gradient(method: Any, term: Terms, seed: int) -> None:
     case = Case.random(seed)
@@ -167,7 +167,7 @@ def test_value_and_gradient(method: Any, term: Terms, seed: int) -> None:
 
 
 @each_method
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(seed=seeds)
 def test_samples_do_not_see_each_other(method: Any, seed: int) -> None:
     case = Case.random(seed)
@@ -184,7 +184,7 @@ def test_samples_do_not_see_each_other(method: Any, seed: int) -> None:
 
 
 @each_method
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(seed=seeds)
 def test_extreme_logits_and_features_are_finite(method: Any, seed: int) -> None:
     case = Case.random(seed)
@@ -211,7 +211,7 @@ OFF = [
 
 
 @pytest.mark.parametrize(("cls", "options"), OFF, ids=[cls.__name__ for cls, _ in OFF])
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(seed=seeds)
 def test_without_its_coefficient_it_is_cross_entropy(cls: Any, options: dict[str, float], seed: int) -> None:
     case = Case.random(seed)
@@ -228,7 +228,7 @@ def term_of(method: Any, case: Case) -> float:
 
 @pytest.mark.parametrize("tau", [0.5, 1.0, 4.0])
 @pytest.mark.parametrize("cls", [FedGKD, FedNTD])
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(seed=seeds, shift=st.floats(-50, 50))
 def test_divergences_are_not_negative_and_zero_for_equals(
     cls: Any, tau: float, seed: int, shift: float
@@ -241,7 +241,7 @@ def test_divergences_are_not_negative_and_zero_for_equals(
     np.testing.assert_allclose(gradient, loss(FedAvg(), equal)[1], atol=1e-10)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(seed=seeds, ours=st.floats(-1e3, 1e3), theirs=st.floats(-1e3, 1e3))
 def test_fedntd_ignores_the_true_class_of_both(seed: int, ours: float, theirs: float) -> None:
     case, method = Case.random(seed), FedNTD(mu=1.0, tau=2.0)
@@ -254,7 +254,7 @@ def test_fedntd_ignores_the_true_class_of_both(seed: int, ours: float, theirs: f
     np.testing.assert_allclose(gradient[rows, case.y], 0, atol=1e-12)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(seed=seeds)
 def test_fedntd_is_the_divergence_of_renormalised_probabilities(seed: int) -> None:
     case = Case.random(seed)
@@ -268,7 +268,7 @@ def test_fedntd_is_the_divergence_of_renormalised_probabilities(seed: int) -> No
     assert term_of(FedNTD(mu=1.0, tau=1.0), case) == pytest.approx(total / 5, rel=1e-6, abs=1e-9)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(seed=seeds, tau=st.floats(0.05, 10), length=st.floats(0.01, 100))
 def test_moon_at_equal_global_and_previous_features_is_log_two(seed: int, tau: float, length: float) -> None:
     case = Case.random(seed)
