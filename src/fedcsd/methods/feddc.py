@@ -1,16 +1,19 @@
-"""FedDC: each client keeps its drift from the global model, and is averaged with the drift put right.
+"""FedDC: each client keeps its drift from the global model, and the server puts it right.
 
 Gao et al., "FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and Correction",
 CVPR 2022.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedcsd.config import option
+from fedcsd.exchange import Reply
+from fedcsd.methods._drift import average_with_drift
+from fedcsd.methods.base import Server
 from fedcsd.methods.scaffold import Scaffold
 from fedcsd.sgd import Gradient
 from fedcsd.training import Client
@@ -19,16 +22,21 @@ from fedcsd.weights import Values, Weights
 
 @dataclass(frozen=True)
 class FedDC(Scaffold):
-    """SCAFFOLD's correction, `(α/2)‖w + h_k − w_G‖²`, and the mean of `w_k + h_k`, `h_k` the drift so far."""
+    """SCAFFOLD's correction and `(α/2)‖w + h_k − w_G‖²`, `h_k` the client's drift; the server adds their mean."""
 
     alpha: float = option(0.01, "strength of the pull towards the global model less the drift", ge=0)
 
+    def start(self, server: Server) -> None:
+        super().start(server)
+        server.drift = torch.zeros_like(server.weights.parameters)
+
+    def average(self, server: Server, replies: Iterable[Reply]) -> None:
+        average_with_drift(server, replies)
+
     def train(self, client: Client, weights: Weights, variate: Tensor) -> Values:
-        reply: dict[str, Any] = {**super().train(client, weights, variate)}
-        trained: Weights = reply["weights"]
-        drift = self.drift(client, weights) + (trained.parameters - weights.parameters)
-        client.state["drift"] = drift
-        reply["weights"] = trained.with_parameters(trained.parameters + drift)
+        reply = super().train(client, weights, variate)
+        update = reply["weights"].parameters - weights.parameters
+        client.state["drift"] = self.drift(client, weights) + update
         return reply
 
     def gradient(self, client: Client, weights: Weights, correction: Tensor) -> Gradient:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from fedcsd.config import option
+from fedcsd.methods._drift import average_with_drift
 from fedcsd.methods.base import Ask, Server
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.training import Client
-from fedcsd.weights import Mean, Values, Weights
+from fedcsd.weights import Values, Weights
 
 
 @dataclass(frozen=True)
@@ -22,18 +23,10 @@ class FedDyn(FedAvg):
     alpha: float = option(0.01, "strength of the regulariser", gt=0)
 
     def start(self, server: Server) -> None:
-        server.drift = torch.zeros_like(server.weights.parameters)  # h/α
+        server.drift = torch.zeros_like(server.weights.parameters)  # −h/α
 
     def round(self, server: Server, ask: Ask) -> None:
-        start = server.weights
-        plain, mean = Mean(), Mean()
-        for reply in ask(self.train, weights=start):
-            plain.add(reply.weights.flat, reply.samples)
-            mean.add(reply.weights.parameters)
-        # h ← h − (α/N) Σ (w_k − w_G), over the cohort
-        server.drift = server.drift - (mean.weight / server.clients) * (mean.value - start.parameters)
-        average = start.like(plain.value)  # for BatchNorm's statistics
-        server.weights = average.with_parameters(mean.value - server.drift)
+        average_with_drift(server, ask(self.train, weights=server.weights))
 
     def train(self, client: Client, weights: Weights) -> Values:
         start = weights.parameters

@@ -4,16 +4,18 @@ Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Lea
 (option II of its Algorithm 1).
 """
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from fedcsd.exchange import Reply
 from fedcsd.methods.base import Ask, Server
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.sgd import Gradient, effective_steps
 from fedcsd.training import Client
-from fedcsd.weights import Mean, Values, Weights
+from fedcsd.weights import Mean, Values, Weights, weighted_mean
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,13 @@ class Scaffold(FedAvg):
         server.variate = torch.zeros_like(server.weights.parameters)
 
     def round(self, server: Server, ask: Ask) -> None:
-        weights, change = Mean(), Mean()
-        for reply in ask(self.train, weights=server.weights, variate=server.variate):
-            weights.add(reply.weights.flat, reply.samples)
-            change.add(reply["change"])
-        server.weights = server.weights.like(weights.value)
-        server.variate = server.variate + change.value * (change.weight / server.clients)
+        changes = Mean()
+        replies = ask(self.train, weights=server.weights, variate=server.variate)
+        self.average(server, _with_changes(replies, changes))
+        server.variate = server.variate + changes.value * (changes.weight / server.clients)
+
+    def average(self, server: Server, replies: Iterable[Reply]) -> None:
+        server.weights = weighted_mean(replies)
 
     def train(self, client: Client, weights: Weights, variate: Tensor) -> Values:
         own = client.state.get("variate", torch.zeros_like(variate))
@@ -45,3 +48,10 @@ class Scaffold(FedAvg):
 
     def gradient(self, client: Client, weights: Weights, correction: Tensor) -> Gradient:
         return lambda w, g: g.add_(correction)
+
+
+def _with_changes(replies: Iterable[Reply], changes: Mean) -> Iterator[Reply]:
+    """The replies as they pass, their changes of variates folded in."""
+    for reply in replies:
+        changes.add(reply["change"])
+        yield reply
