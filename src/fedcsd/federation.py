@@ -1,5 +1,6 @@
 """The round loop: sample a cohort, run the method's round, evaluate, record, checkpoint."""
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from fedcsd import seeds
 from fedcsd.backends import Backend
 from fedcsd.config import Settings
 from fedcsd.data import Dataset
+from fedcsd.data.alike import DOMAINS, Alike
 from fedcsd.data.partition import Rows
 from fedcsd.errors import Diverged, MethodFailed
 from fedcsd.exchange import Ledger, Notes, Reply, Request, merge
@@ -54,6 +56,13 @@ class Experiment:
     """a copy of the model in this process: to try it, for its layout, and to save the result"""
     weights: Weights
     """the initial ones"""
+
+    @property
+    def features(self) -> int:
+        """Size of the model's penultimate features."""
+        self.network.eval()
+        with torch.no_grad():
+            return self.network(self.data.example()).features.shape[1]
 
     def site(self) -> Site:
         parts, held = ([torch.from_numpy(rows) for rows in some] for some in (self.parts, self.held))
@@ -117,7 +126,11 @@ class Federation:
 
     def __init__(self, experiment: Experiment, backend: Backend, watch: Watch | None = None):
         self.experiment, self.backend, self.settings = experiment, backend, experiment.settings
-        self.server = Server(experiment.weights, experiment.data.classes)
+        self.server = Server(
+            experiment.weights, experiment.data.classes, experiment.features, self.settings.clients
+        )
+        self.alike = Alike(experiment.data)
+        self.shares = np.stack([self.alike.shares(rows) for rows in experiment.parts])
         self.states: dict[int, Values] = {}
         self.ledger = Ledger(self.settings.clients)
         self.watch = watch or Watch()
@@ -184,7 +197,7 @@ class Federation:
             reply.notes["loss"][0] for reply, end in zip(replies, seen, strict=True) if end <= len(test)
         ]
         record: Record = {"test_accuracy": float(test.mean()), "test_loss": sum(losses) / len(test)}
-        if data.groups is not None and data.groups.test is not None and len(data.groups.names) <= 20:
+        if data.groups is not None and data.groups.test is not None and len(data.groups.names) <= DOMAINS:
             domains = data.groups.test.numpy()
             each = {
                 name: float(test[domains == d].mean())
@@ -192,10 +205,19 @@ class Federation:
                 if (domains == d).any()
             }
             record |= {"domain_accuracy": each, "domain_mean": sum(each.values()) / len(each)}
-        if held:
-            parts = np.split(local, np.cumsum([len(h) for h in held])[:-1])
-            record |= spread("client_accuracy", [float(part.mean()) for part in parts if len(part)])
-        return record
+        parts = np.split(local, np.cumsum([len(h) for h in held])[:-1])
+        own = [float(part.mean()) for part in parts if len(part)]
+        record |= spread("client_accuracy", own if held else self.alike.accuracies(test, self.shares))
+        return record | spread("client_accuracy_personal", self._personal())
+
+    def _personal(self) -> list[float]:
+        """Accuracy of each client's own model on its own data, for methods that make such models."""
+        method, everyone = self.experiment.method, range(self.settings.clients)
+        if type(method).personal is Method.personal:
+            return []
+        request = Request(self.round, "test_personal", {"weights": self.server.weights})
+        found = [reply["accuracy"] for reply in self.backend.ask(request, everyone, self.states)]
+        return [accuracy for accuracy in found if not math.isnan(accuracy)]
 
     def _asker(self, clients: Sequence[int], tally: Tally) -> Callable[..., Iterator[Reply]]:
         """The `ask` of one round."""

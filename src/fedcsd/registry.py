@@ -9,7 +9,7 @@ from fedcsd.errors import unknown
 
 
 class Registry:
-    """The modules of a package by name, listed without importing them.
+    """The modules of a package by name, listed without importing them; `_shared` files are left out.
 
     `pick` takes a module and gives the thing it defines; by default what bears the module's name.
     """
@@ -28,7 +28,11 @@ class Registry:
     @property
     def names(self) -> list[str]:
         package = import_module(self.package)
-        return sorted(m.name for m in pkgutil.iter_modules(package.__path__) if m.name not in self.exclude)
+        return sorted(
+            m.name
+            for m in pkgutil.iter_modules(package.__path__)
+            if m.name not in self.exclude and m.name[0] != "_"
+        )
 
     def load(self, name: str) -> Any:
         if name not in self.names:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from fedcsd import seeds
 from fedcsd.config import Settings
+from fedcsd.data.alike import Alike
 from fedcsd.data.augment import AUGMENTATIONS
 from fedcsd.data.dataset import Dataset
 from fedcsd.errors import Diverged
@@ -23,6 +24,7 @@ from fedcsd.exchange import Notes, Reply, Request
 from fedcsd.models import Factory
 from fedcsd.models.network import Network, Outputs
 from fedcsd.objectives import kl_divergence
+from fedcsd.sgd import Gradient, Sgd
 from fedcsd.weights import Values, Weights
 
 FORWARD_BATCH = 500  # images at a time where no gradient is needed; fixed, since sums depend on it
@@ -48,9 +50,6 @@ class Batch:
 Loss = Callable[[Batch], Tensor | tuple[Tensor, dict[str, Tensor]]]
 """A batch to its mean loss; beside it may stand measurements, one number a sample [B]."""
 
-Gradient = Callable[[Tensor, Tensor], object]
-"""Changes the flat gradient in place: called with (parameters, gradient) before each step."""
-
 
 @dataclass
 class Client:
@@ -69,6 +68,7 @@ class Client:
         self.labels = self.site.data.y_train[self.rows]
         self.samples = len(self.rows)
         self.classes = self.site.data.classes
+        self.settings = self.site.settings
 
     def note(self, name: str, values: Tensor) -> None:
         """Measure something: one number a sample, averaged over all clients' samples."""
@@ -110,13 +110,15 @@ class Client:
         given: Mapping[str, Tensor] | None = None,
         gradient: Gradient | None = None,
         frozen_mode: Literal["eval", "train"] = "eval",
+        name: str = "",
     ) -> dict[str, Any]:
         """Local training from `weights`: SGD on `loss`, for the epochs and batches of the settings.
 
         Returns the new weights and the number of steps taken. `frozen` networks see the same images
-        as the model; in "train" mode they use batch statistics.
+        as the model; in "train" mode they use batch statistics. A training of something other than the
+        round's model (a personal one) has a `name`, which its measurements bear.
         """
-        settings = self.site.settings
+        settings = self.settings
         frozen_outputs = self._frozen_outputs(frozen or {}, frozen_mode)
         network = self.site.network("student")
         network.load(weights)
@@ -141,12 +143,10 @@ class Client:
                 )
         if not bool(network.flat.isfinite().all()):
             raise Diverged(f"client {self.number}: the weights are no longer finite after local training")
-        for name, total in sums.items():
-            self._add(name, float(total), self.samples * settings.epochs)
-        if settings.track_drift:
-            self._note_drift(weights, network)
-        if self.site.held and len(self.site.held[self.number]):
-            self._note_held(network)
+        for what, total in sums.items():
+            self._add(f"{name}_{what}" if name else what, float(total), self.samples * settings.epochs)
+        if not name:
+            self._note_local_model(weights, network)
         return {"weights": network.weights(), "steps": step.taken}
 
     def _frozen_outputs(
@@ -176,13 +176,6 @@ class Client:
         order = seeds.rng(settings.seed, purpose, self.round, self.number, epoch).permutation(self.samples)
         return iter(torch.split(torch.from_numpy(order).to(self.site.device), settings.batch_size))
 
-    def _note_held(self, network: Network) -> None:
-        """Accuracy of the trained local model on what this client holds out."""
-        rows, data = self.site.held[self.number], self.site.data
-        network.eval()
-        right = self.site.forward(network, data.x_train, rows).logits.argmax(1) == data.y_train[rows]
-        self.note("held_accuracy_local", right.float())
-
     def _numbers(self, purpose: str, epoch: int) -> Tensor | None:
         """What is random in the augmentation of this epoch, a row for each sample of the client."""
         if not self.site.augmentation.active:
@@ -201,15 +194,31 @@ class Client:
     def _torch_seed(self, purpose: str) -> int:
         return seeds.torch_seed(self.site.settings.seed, purpose, self.round, self.number)
 
-    def _note_drift(self, before: Weights, after: Network) -> None:
-        """How far local training moved the model on test images that belong to no client."""
-        start = self.site.probe(before)
+    def accuracy(self, weights: Weights) -> float:
+        """A model on this client's own test data: what it holds out, or else the test images that
+        are like its own. NaN if there are none."""
+        x, y, rows, shares = self.site.own_test(self.number)
+        if not len(rows):
+            return math.nan
+        logits = self.site.forward(self.site.frozen("outputs", weights), x, rows).logits
+        return float((logits.argmax(1) == y[rows]).double() @ shares)
+
+    def _note_local_model(self, before: Weights, after: Network) -> None:
+        """The trained local model: on what this client holds out, and how far it moved on test images
+        that belong to no client."""
+        site, data = self.site, self.site.data
+        if site.held and len(rows := site.held[self.number]):
+            after.eval()
+            right = site.forward(after, data.x_train, rows).logits.argmax(1) == data.y_train[rows]
+            self.note("held_accuracy_local", right.float())
+        if not self.settings.track_drift:
+            return
+        start = site.probe(before)
         after.eval()
-        end = self.site.forward(after, self.site.data.x_test, self.site.probe_rows)
-        labels = self.site.data.y_test[self.site.probe_rows]
+        end = site.forward(after, data.x_test, site.probe_rows)
         self.note("logit_drift", kl_divergence(start.logits, end.logits))
         self.note("feature_drift", (end.features - start.features).norm(dim=1))
-        self.note("local_accuracy", (end.logits.argmax(1) == labels).float())
+        self.note("local_accuracy", (end.logits.argmax(1) == data.y_test[site.probe_rows]).float())
 
 
 def _tally(
@@ -253,30 +262,6 @@ def _concatenate(outputs: Sequence[Outputs]) -> Outputs:
     return Outputs(torch.cat([o.logits for o in outputs]), torch.cat([o.features for o in outputs]))
 
 
-class Sgd:
-    """SGD with momentum and weight decay as PyTorch defines it, on the flat vectors.
-
-    `v ← ρv + (g + λw)`, `w ← w − ηv`; the momentum starts at zero for every client in every round.
-    """
-
-    def __init__(self, network: Network, settings: Settings):
-        self.network, self.settings, self.taken = network, settings, 0
-        self.momentum = torch.zeros_like(network.parameters) if settings.momentum else network.gradient
-
-    def __call__(self, loss: Tensor, gradient: Gradient | None) -> None:
-        network, settings = self.network, self.settings
-        network.gradient.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]
-        if gradient is not None:
-            gradient(network.parameters, network.gradient)
-        if settings.weight_decay:
-            network.gradient.add_(network.parameters, alpha=settings.weight_decay)
-        if settings.momentum:
-            self.momentum.mul_(settings.momentum).add_(network.gradient)
-        network.parameters.add_(self.momentum, alpha=-settings.lr)
-        self.taken += 1
-
-
 class Site:
     """Answers requests for its clients, one at a time."""
 
@@ -302,6 +287,7 @@ class Site:
             (data.x_train, data.y_train, rows) for rows in torch.split(kept, FORWARD_BATCH) if len(rows)
         ]
         self.probe_rows = test[:PROBE]
+        self.alike = Alike(data)
         self.cache: dict[tuple[int, int], Outputs] = {}
         self._networks: dict[str, Network] = {}
         self._round = -1
@@ -326,6 +312,17 @@ class Site:
             return _concatenate(
                 [network(self.data.images(x[part])) for part in torch.split(rows, FORWARD_BATCH)]
             )
+
+    def own_test(self, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """What a client's own model is tested on: images, labels, which rows of them, and what each
+        counts for."""
+        data = self.data
+        if self.held:
+            rows = self.held[number]
+            even = torch.full((len(rows),), 1 / max(1, len(rows)), dtype=torch.float64, device=self.device)
+            return data.x_train, data.y_train, rows, even
+        rows, shares = self.alike.rows(self.parts[number].cpu().numpy())
+        return data.x_test, data.y_test, rows.to(self.device), shares.to(self.device)
 
     def probe(self, weights: Weights) -> Outputs:
         """Outputs on the probe images; remembered for the round."""

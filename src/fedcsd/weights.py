@@ -6,7 +6,7 @@ Weights are the trainable parameters followed by every other floating-point tens
 """
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import prod
@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedcsd.errors import Diverged, UserError
 
@@ -33,9 +34,13 @@ class Layout:
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     trainable: int
+    norms: frozenset[str] = frozenset()
+    """names of what belongs to BatchNorm layers: scales, shifts and running statistics"""
+    classifier: frozenset[str] = frozenset()
+    """names of what belongs to the classifier"""
 
     @classmethod
-    def of(cls, module: nn.Module) -> "Layout":
+    def of(cls, module: nn.Module, classifier: nn.Module | None = None) -> "Layout":
         parameters = list(module.named_parameters())
         trained = [(n, p) for n, p in parameters if p.requires_grad]
         frozen = [(n, p) for n, p in parameters if not p.requires_grad]
@@ -47,10 +52,13 @@ class Layout:
                 if len(dtypes) > 1
                 else "the model has no trainable parameters"
             )
+        names = [n for n, _ in tensors]
         return cls(
-            names=tuple(n for n, _ in tensors),
+            names=tuple(names),
             shapes=tuple(tuple(t.shape) for _, t in tensors),
             trainable=sum(p.numel() for _, p in trained),
+            norms=_inside(module, names, lambda m: isinstance(m, _BatchNorm)),
+            classifier=_inside(module, names, lambda m: m is classifier),
         )
 
     @property
@@ -61,6 +69,11 @@ class Layout:
         """Tells models apart."""
         return blake2b(repr((self.names, self.shapes, self.trainable)).encode(), digest_size=8).hexdigest()
 
+    def mask(self, names: Container[str]) -> Tensor:
+        """True for the numbers of the flat vector that belong to these names [size]."""
+        sizes = torch.tensor([prod(shape) for shape in self.shapes])
+        return torch.tensor([name in names for name in self.names]).repeat_interleave(sizes)
+
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """Views of the flat vector [size], by name and in shape."""
         views, start = {}, 0
@@ -69,6 +82,12 @@ class Layout:
             views[name] = flat[start:stop].view(shape)
             start = stop
         return views
+
+
+def _inside(module: nn.Module, names: Sequence[str], wanted: Callable[[nn.Module], bool]) -> frozenset[str]:
+    """Those of the names that belong to the wanted parts of a model."""
+    prefixes = tuple(f"{path}." if path else "" for path, part in module.named_modules() if wanted(part))
+    return frozenset(name for name in names if name.startswith(prefixes))
 
 
 def _new_token() -> int:
@@ -119,6 +138,39 @@ class Weights:
         """New weights of the same layout."""
         return Weights(self.layout, flat)
 
+    def with_parameters(self, parameters: Tensor) -> "Weights":
+        """New weights: these trainable parameters, everything else as here."""
+        return self.like(torch.cat([parameters.to(self.flat.dtype), self.others]))
+
+    def replaced(self, mask: Tensor, values: Tensor) -> "Weights":
+        """New weights: these values where the mask [size] is true, everything else as here."""
+        flat = self.flat.clone()
+        flat[mask] = values.to(flat.dtype)
+        return self.like(flat)
+
+
+class Mean:
+    """A weighted mean of tensors, folded in one by one.
+
+    The sum is kept in float64, so that equal values average to exactly those.
+    """
+
+    def __init__(self) -> None:
+        self.total: Tensor | None = None
+        self.weight = 0.0
+
+    def add(self, value: Tensor, weight: float = 1) -> None:
+        if self.total is None:
+            self.total, self.dtype = torch.zeros_like(value, dtype=torch.float64), value.dtype
+        self.total.add_(value, alpha=weight)
+        self.weight += weight
+
+    @property
+    def value(self) -> Tensor:
+        if self.total is None:
+            raise Diverged("no client of this round returned usable weights: lower the learning rate (--lr)")
+        return (self.total / self.weight).to(self.dtype)
+
 
 class Weighted(Protocol):
     """What can be averaged: a reply with a number of samples and weights."""
@@ -130,20 +182,14 @@ class Weighted(Protocol):
 
 
 def weighted_mean(replies: Iterable[Weighted]) -> Weights:
-    """`Σ p_k w_k` with `p_k = n_k / Σ n_j` over these replies, folded in as they arrive.
-
-    The sum is kept in float64, so that clients with equal weights average to exactly those.
-    """
-    total, samples = None, 0
+    """`Σ p_k w_k` with `p_k = n_k / Σ n_j` over these replies, folded in as they arrive."""
+    mean, last = Mean(), None
     for reply in replies:
-        if total is None:
-            total = torch.zeros_like(reply.weights.flat, dtype=torch.float64)
-        first = reply.weights
-        total.add_(first.flat, alpha=reply.samples)
-        samples += reply.samples
-    if total is None:
-        raise Diverged("no client of this round returned usable weights: lower the learning rate (--lr)")
-    return first.like((total / samples).to(first.flat.dtype))
+        last = reply.weights
+        mean.add(last.flat, reply.samples)
+    flat = mean.value
+    assert last is not None
+    return last.like(flat)
 
 
 def lerp(first: Weights, second: Weights, t: float) -> Weights:

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from fedcsd.exchange import Reply
+from fedcsd.training import Client
 from fedcsd.weights import Value, Values, Weights
 
 
@@ -20,11 +21,17 @@ class Server:
 
     weights: Weights
 
-    def __init__(self, weights: Weights, classes: int):
+    classes: int
+    features: int
+    """size of the penultimate features"""
+    clients: int
+    """how many there are in the federation"""
+
+    def __init__(self, weights: Weights, classes: int, features: int = 0, clients: int = 0):
         self.values: dict[str, Value]
-        self.classes: int
-        object.__setattr__(self, "values", {"weights": weights})
-        object.__setattr__(self, "classes", classes)
+        facts = {"values": {"weights": weights}, "classes": classes, "features": features, "clients": clients}
+        for name, fact in facts.items():
+            object.__setattr__(self, name, fact)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -33,6 +40,8 @@ class Server:
             raise AttributeError(f"the server has no {name!r}: set it in the method's start()") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name in ("values", "classes", "features", "clients"):
+            raise AttributeError(f"server.{name} is given: choose another name for what the method remembers")
         if not isinstance(value, (Weights, Tensor, int, float)):
             raise TypeError(
                 f"server.{name} must be weights, a tensor or a number, so that it can be saved; it is a {type(value).__name__}"
@@ -64,3 +73,12 @@ class Method(ABC):
     @abstractmethod
     def round(self, server: Server, ask: Ask) -> None:
         """One round: ask the cohort, set the server's new values."""
+
+    def personal(self, client: Client, weights: Weights) -> Weights:
+        """The model that a client uses for itself. A method that overrides this is personalised: its
+        clients' own models are tested after each round, each on its own client's data."""
+        return weights
+
+    def test_personal(self, client: Client, weights: Weights) -> Values:
+        """What every client is asked after a round of a personalised method."""
+        return {"accuracy": client.accuracy(self.personal(client, weights))}

@@ -71,8 +71,8 @@ class Network:
 
     def __init__(self, module: nn.Module, images: Tensor, classifier: str = ""):
         self.module = module
-        self.layout = Layout.of(module)
         self.classifier = find_classifier(module, images, classifier)
+        self.layout = Layout.of(module, self.classifier)
         self.classifier.register_forward_pre_hook(self._keep_features)
         self.norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
         self._features: Tensor | None = None

@@ -8,10 +8,17 @@ from fedcsd.objectives.csd import (
     similarity_weights,
     soft_label_mask,
 )
-from fedcsd.objectives.distillation import entropy, kl_divergence, soft_cross_entropy
-from fedcsd.objectives.prototypes import average_over_holders, class_prototypes
+from fedcsd.objectives.distillation import (
+    entropy,
+    kl_divergence,
+    model_contrastive,
+    not_true,
+    soft_cross_entropy,
+)
+from fedcsd.objectives.prototypes import HolderMean, average_over_holders, class_prototypes
 
 __all__ = [
+    "HolderMean",
     "authors_csd_loss",
     "average_over_holders",
     "class_prototypes",
@@ -20,6 +27,8 @@ __all__ = [
     "entropy",
     "kl_divergence",
     "masked_distillation",
+    "model_contrastive",
+    "not_true",
     "similarity_weights",
     "soft_cross_entropy",
     "soft_label_mask",

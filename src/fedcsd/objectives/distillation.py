@@ -1,5 +1,6 @@
 """Distances between what two networks say of the same images."""
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -19,3 +20,16 @@ def kl_divergence(reference_logits: Tensor, logits: Tensor, tau: float = 1.0) ->
 def entropy(probabilities: Tensor) -> Tensor:
     """`−Σ_c p_c log p_c` for each sample: [B, C] -> [B]."""
     return -(probabilities * probabilities.clamp_min(1e-30).log()).sum(1)
+
+
+def not_true(logits: Tensor, labels: Tensor) -> Tensor:
+    """The logits of all classes but the true one: [B, C], [B] -> [B, C − 1]."""
+    others = torch.arange(logits.shape[1] - 1, device=logits.device).expand(len(labels), -1)
+    return logits.gather(1, others + (others >= labels[:, None]))
+
+
+def model_contrastive(features: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:
+    """MOON's `−log( e^{cos(h, near)/τ} / (e^{cos(h, near)/τ} + e^{cos(h, far)/τ}) )` for each sample:
+    three times [B, D] -> [B]."""
+    apart = F.cosine_similarity(features, far) - F.cosine_similarity(features, near)
+    return F.softplus(apart / tau)

@@ -17,16 +17,36 @@ def class_prototypes(logits: Tensor, labels: Tensor, classes: int) -> tuple[Tens
     return (sums / counts.clamp_min(1)[:, None]).to(logits.dtype), counts
 
 
-def average_over_holders(local: Iterable[tuple[Tensor, Tensor]], last: Tensor) -> Tensor:
-    """Global prototypes: for each class the mean over the clients that hold it.
+class HolderMean:
+    """Global prototypes: for each class the mean over the clients that hold it, folded in one by one.
 
-    `local` gives (prototypes [C, D], held [C]) client by client, `last` [C, D] is what a class keeps
-    that nobody holds -> [C, D].
+    `last` [C, D] is what a class keeps that nobody holds.
     """
-    sums = torch.zeros_like(last, dtype=torch.float64)
-    holders = torch.zeros(last.shape[0], dtype=torch.int64, device=last.device)
+
+    def __init__(self, last: Tensor):
+        self.last = last
+        self.sums = torch.zeros_like(last, dtype=torch.float64)
+        self.holders = torch.zeros(last.shape[0], dtype=torch.int64, device=last.device)
+
+    def add(self, prototypes: Tensor, held: Tensor) -> None:
+        """A client's prototypes [C, D] and which classes it holds [C]."""
+        self.sums += prototypes * held.bool()[:, None]
+        self.holders += held.bool()
+
+    @property
+    def held(self) -> Tensor:
+        """Which classes somebody holds [C]."""
+        return self.holders > 0
+
+    @property
+    def value(self) -> Tensor:
+        mean = (self.sums / self.holders.clamp_min(1)[:, None]).to(self.last.dtype)
+        return torch.where(self.held[:, None], mean, self.last)
+
+
+def average_over_holders(local: Iterable[tuple[Tensor, Tensor]], last: Tensor) -> Tensor:
+    """The `HolderMean` of (prototypes [C, D], held [C]) client by client -> [C, D]."""
+    mean = HolderMean(last)
     for prototypes, held in local:
-        sums += prototypes * held.bool()[:, None]
-        holders += held.bool()
-    mean = (sums / holders.clamp_min(1)[:, None]).to(last.dtype)
-    return torch.where(holders[:, None] > 0, mean, last)
+        mean.add(prototypes, held)
+    return mean.value

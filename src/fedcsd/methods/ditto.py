@@ -1,0 +1,33 @@
+"""Ditto: beside the FedAvg model each client trains one of its own, pulled towards the global one.
+
+Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021.
+"""
+
+from dataclasses import dataclass
+
+from fedcsd.config import option
+from fedcsd.methods.fedavg import FedAvg
+from fedcsd.training import Client
+from fedcsd.weights import Values, Weights
+
+
+@dataclass(frozen=True)
+class Ditto(FedAvg):
+    """The personal model minimises the local loss + `(λ/2)‖v − w_G‖²`; the global model is FedAvg's."""
+
+    mu: float = option(0.1, "strength λ of the personal model's pull towards the global one", ge=0)
+
+    def train(self, client: Client, weights: Weights) -> Values:
+        trained = client.train(weights, self.loss)
+        client.state["personal"] = client.train(
+            self.personal(client, weights),
+            self.loss,
+            gradient=lambda v, g: g.add_(v - weights.parameters, alpha=self.mu),
+            name="personal",
+        )["weights"]
+        return trained
+
+    def personal(self, client: Client, weights: Weights) -> Weights:
+        """A client that has not trained yet has the global model."""
+        personal: Weights = client.state.get("personal", weights)
+        return personal

@@ -1,0 +1,29 @@
+"""Feature distillation: the round's global model is the teacher of its clients' features.
+
+Romero et al., "FitNets: Hints for Thin Deep Nets", ICLR 2015; the feature side of the comparison in
+Fig. 1 of the FedCSD paper.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedcsd.config import option
+from fedcsd.methods.fedavg import FedAvg
+from fedcsd.training import Batch, Client
+from fedcsd.weights import Values, Weights
+
+
+@dataclass(frozen=True)
+class FeatureDistillation(FedAvg):
+    """Adds `μ · MSE(h, h_G)`, the distance of features from the global model's."""
+
+    mu: float = option(0.01, "weight of the distillation term", ge=0)
+
+    def train(self, client: Client, weights: Weights) -> Values:
+        return client.train(weights, self.loss, frozen={"global": weights})
+
+    def loss(self, batch: Batch) -> Tensor:
+        distance = F.mse_loss(batch.features, batch.frozen["global"].features)
+        return F.cross_entropy(batch.logits, batch.labels) + self.mu * distance

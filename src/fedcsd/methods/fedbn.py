@@ -1,0 +1,25 @@
+"""FedBN: BatchNorm stays with the client, everything else is averaged.
+
+Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021.
+"""
+
+import warnings
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedcsd.methods._partly_local import PartlyLocal
+from fedcsd.methods.base import Server
+from fedcsd.weights import Layout
+
+
+@dataclass(frozen=True)
+class FedBN(PartlyLocal):
+    """Scales, shifts and running statistics of BatchNorm never leave a client; each has a model of its own."""
+
+    def start(self, server: Server) -> None:
+        if not server.weights.layout.norms:
+            warnings.warn("this model has no BatchNorm: fedbn is the same as fedavg here", stacklevel=1)
+
+    def local(self, layout: Layout) -> Tensor:
+        return layout.mask(layout.norms)

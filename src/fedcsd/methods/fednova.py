@@ -1,0 +1,33 @@
+"""FedNova: clients that take more local steps do not weigh more for it.
+
+Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
+NeurIPS 2020.
+"""
+
+from dataclasses import dataclass
+
+from fedcsd.methods.base import Ask, Server
+from fedcsd.methods.fedavg import FedAvg
+from fedcsd.sgd import effective_steps
+from fedcsd.training import Client
+from fedcsd.weights import Mean, Values, Weights
+
+
+@dataclass(frozen=True)
+class FedNova(FedAvg):
+    """Divides each client's update by its effective number of steps, and multiplies by their mean."""
+
+    def round(self, server: Server, ask: Ask) -> None:
+        start = server.weights
+        plain, update, steps, samples = Mean(), Mean(), 0.0, 0
+        for reply in ask(self.train, weights=start):
+            plain.add(reply.weights.flat, reply.samples)
+            update.add((reply.weights.parameters - start.parameters) / reply["steps"], reply.samples)
+            steps += reply.samples * reply["steps"]
+            samples += reply.samples
+        average = start.like(plain.value)  # for BatchNorm's statistics, which take no steps
+        server.weights = average.with_parameters(start.parameters + steps / samples * update.value)
+
+    def train(self, client: Client, weights: Weights) -> Values:
+        trained = client.train(weights, self.loss)
+        return {**trained, "steps": effective_steps(trained["steps"], client.settings.momentum)}

@@ -1,0 +1,19 @@
+"""FedPer: the classifier stays with the client, the layers below are averaged.
+
+Arivazhagan et al., "Federated Learning with Personalization Layers", 2019.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedcsd.methods._partly_local import PartlyLocal
+from fedcsd.weights import Layout
+
+
+@dataclass(frozen=True)
+class FedPer(PartlyLocal):
+    """The last linear layer never leaves a client; each has a model of its own."""
+
+    def local(self, layout: Layout) -> Tensor:
+        return layout.mask(layout.classifier)

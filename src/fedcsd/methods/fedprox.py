@@ -1,0 +1,24 @@
+"""FedProx: FedAvg whose clients are pulled back to the global model.
+
+Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
+"""
+
+from dataclasses import dataclass
+
+from fedcsd.config import option
+from fedcsd.methods.fedavg import FedAvg
+from fedcsd.training import Client
+from fedcsd.weights import Values, Weights
+
+
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """Adds `(μ/2)‖w − w_G‖²` to the local loss."""
+
+    mu: float = option(0.001, "strength of the pull towards the global model", ge=0)
+
+    def train(self, client: Client, weights: Weights) -> Values:
+        # The term's gradient is exact and costs one operation, so the loss need not know of it.
+        return client.train(
+            weights, self.loss, gradient=lambda w, g: g.add_(w - weights.parameters, alpha=self.mu)
+        )

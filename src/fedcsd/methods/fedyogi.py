@@ -1,0 +1,21 @@
+"""FedYogi: Yogi on the server.
+
+Reddi et al., "Adaptive Federated Optimization", ICLR 2021.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedcsd.config import option
+from fedcsd.methods._adaptive import Adaptive
+
+
+@dataclass(frozen=True)
+class FedYogi(Adaptive):
+    """The server's step is divided by the root of `v ← v − (1 − β₂)Δ² sign(v − Δ²)`."""
+
+    beta2: float = option(0.99, "momentum of the squared updates", ge=0, lt=1)
+
+    def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
+        return v - (1 - self.beta2) * square * (v - square).sign()

@@ -1,0 +1,23 @@
+"""Label smoothing: a control for distillation from soft targets that say little.
+
+Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", CVPR 2016.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedcsd.config import option
+from fedcsd.methods.fedavg import FedAvg
+from fedcsd.training import Batch
+
+
+@dataclass(frozen=True)
+class LabelSmoothing(FedAvg):
+    """FedAvg whose labels are mixed with the uniform distribution."""
+
+    epsilon: float = option(0.1, "share ε of the uniform distribution in the label", ge=0, le=1)
+
+    def loss(self, batch: Batch) -> Tensor:
+        return F.cross_entropy(batch.logits, batch.labels, label_smoothing=self.epsilon)
