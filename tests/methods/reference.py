@@ -56,7 +56,7 @@ def confidence_penalty(world: World, mu: float) -> Result:
 
 def label_smoothing(world: World, epsilon: float) -> Result:
     def loss(b: Batch) -> Tensor:
-        target = (1 - epsilon) * F.one_hot(b.y, b.z.shape[1]) + epsilon / b.z.shape[1]
+        target = (1 - epsilon) * F.one_hot(b.y, b.z.shape[1]).to(b.z.dtype) + epsilon / b.z.shape[1]
         return -(target * F.log_softmax(b.z, 1)).sum(1).mean()
 
     return averaged(world, lambda w: loss)
@@ -204,19 +204,19 @@ def _new_variates(
 
 
 def feddyn(world: World, alpha: float) -> Result:
-    w, h, duals = world.start, world.zeros(), defaultdict(world.zeros)
+    w, h, multipliers = world.start, world.zeros(), defaultdict(world.zeros)
 
-    def loss_from(w: State, dual: State) -> Loss:
-        return lambda b: ce(b) - dot(dual, b.parameters()) + alpha / 2 * distance(b.parameters(), w)
+    def loss_from(w: State, own: State) -> Loss:
+        return lambda b: ce(b) - dot(own, b.parameters()) + alpha / 2 * distance(b.parameters(), w)
 
     for t, clients in world.rounds():
-        local = {k: world.train(t, k, w, loss_from(w, duals[k])) for k in clients}
+        local = {k: world.train(t, k, w, loss_from(w, multipliers[k])) for k in clients}
         for k in clients:
-            duals[k] = each(lambda dual, w_k, w: dual - alpha * (w_k - w), duals[k], local[k], w)
+            multipliers[k] = each(lambda own, w_k, w: own - alpha * (w_k - w), multipliers[k], local[k], w)
             h = each(lambda h, w_k, w: h - alpha / world.clients * (w_k - w), h, local[k], w)
         uniform = world.parameters(uniform_mean(list(local.values())))
         w = {**world.mean(local), **each(lambda mean, h: mean - h / alpha, uniform, h)}
-    return Result(w, {"dual": dict(duals)})
+    return Result(w, {"multiplier": dict(multipliers)})
 
 
 def feddc(world: World, alpha: float) -> Result:
