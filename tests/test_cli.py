@@ -30,7 +30,7 @@ def test_help_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "resume", "list", "show"])
+@pytest.mark.parametrize("command", ["run", "compare", "resume", "list", "show", "new-method"])
 def test_every_command_has_help(fedcsd: Fedcsd, command: str) -> None:
     result = fedcsd(command, "--help")
     assert result.returncode == 0
@@ -187,7 +187,19 @@ BAD = [
     (("run", "--set", "method.rounds=3"), "rounds is a setting, not an option of fedcsd"),
     (("run", "--method", ""), "unknown method ''"),
     (("run", "--set", "method.variant=authors", "--set", "method.mask=none"), "has no switches"),
-    (("compare", "--methods", "fedcsd:mu"), "fedcsd: in --methods takes KEY=VALUE"),
+    (("compare", "--methods", "fedcsd:mu"), "mu is an option of fedcsd: give it a value, fedcsd:mu=…"),
+    (
+        ("compare", "--methods", "fedavg,fedcsd:unifrom"),
+        "unknown preset 'unifrom' of fedcsd: did you mean uniform?",
+    ),
+    (("run", "--method", "fedavg:m1"), "fedavg has no presets, but 'm1' is given"),
+    (("run", "--method", "nothing.py:Mine"), "there is no file"),
+    (("run", "--method", "nothing.here:Mine"), "nothing.here cannot be imported"),
+    (("new-method", "my-method.py"), "call it my_method.py"),
+    (("new-method", "file.txt"), "its name must end in .py"),
+    (("new-method", "mine.py", "--name", "1st"), "is no name for a class"),
+    (("new-method", "fed_avg.py"), "FedAvg is the name of something else"),
+    (("new-method", "nowhere/mine.py"), "cannot write nowhere/mine.py: No such file or directory"),
     (("compare", "--methods", "fedavg,fedcsd", "--set", "method.taau=4"), "has an option 'taau'"),
     (("run", "--out", "x" * 300), "File name too long: choose another --out"),
     (("list", "method"), "did you mean methods?"),

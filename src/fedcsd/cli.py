@@ -1,19 +1,22 @@
 """The commands. Nothing here imports torch before a command needs it."""
 
-import inspect
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any
 
 import rich_click as click
 from click.exceptions import Exit
 
 from fedcsd import __version__
+from fedcsd.cli_list import list_
+from fedcsd.cli_new import new_method
 from fedcsd.cli_options import TRAINING, free_name, gather, overwrite_option, set_option, setting_options
-from fedcsd.config import TABLES, describe, layered
-from fedcsd.errors import RunStopped, UserError, unknown
+from fedcsd.config import TABLES, layered
+from fedcsd.errors import Note, RunStopped, UserError
+from fedcsd.naming import short
 
 click.rich_click.TEXT_MARKUP = "rich"
 click.rich_click.TEXT_PARAGRAPH_LINEBREAKS = "\n\n"
@@ -39,8 +42,9 @@ def cli(debug: bool) -> None:
 @click.argument("experiment", required=False, type=click.Path(path_type=Path), metavar="[EXPERIMENT.toml]")
 @click.option(
     "--method",
-    metavar="NAME",
-    help="method to train with  [dim](default: fedcsd; see `fedcsd list methods`)[/dim]",
+    metavar="NAME[:PRESET][:OPTION=VALUE]…",
+    help="method to train with: a name (see `fedcsd list methods`), my_method.py:Class or package.module:Class; "
+    "presets and options go behind colons: fedcsd:m1:mu=0.01  [dim](default: fedcsd)[/dim]",
 )
 @click.option(
     "--out",
@@ -66,7 +70,7 @@ def run(
     \b
       fedcsd run --method fedcsd --data digits --clients 10 --beta 0.1 --rounds 30 --out runs/first
       fedcsd run experiment.toml --set method.mu=0.01 --set rounds=50
-      fedcsd run --data mine.npz --method fedavg
+      fedcsd run --data mine.npz --method my_method.py:MyMethod:mu=0.1
     """
     values = gather(experiment, {} if method is None else {"method": method}, options, assignments)
     values = layered(TABLES, values)
@@ -77,7 +81,7 @@ def run(
 
     job = jobs.begin(values, out=target, overwrite=overwrite)
     with Training() as training:
-        follow = training.follow(values["method"]["name"], job.rounds)
+        follow = training.follow(short(values["method"]["name"]), job.rounds)
         finished = jobs.train(job, follow)
     show_finished(finished)
 
@@ -109,7 +113,7 @@ def resume(path: Path, **changes: Any) -> None:
         say(f"{path} is finished: {done} rounds. `fedcsd resume {path} --rounds N` trains it for longer.")
     else:
         with Training() as training:
-            follow = training.follow(job.config["method"]["name"], job.rounds)
+            follow = training.follow(short(job.config["method"]["name"]), job.rounds)
             finished = jobs.train(job, follow)
     show_finished(finished)
 
@@ -120,7 +124,8 @@ def resume(path: Path, **changes: Any) -> None:
     "--methods",
     required=True,
     metavar="A,B,…",
-    help="methods; the others are compared with the first. Options go behind colons: fedcsd:mu=0.01:tau=4",
+    help="methods, named as in `fedcsd run --method`, or all for every built-in one; the others are compared with the "
+    "first. Presets and options go behind colons: fedcsd:m1:mu=0.01",
 )
 @click.option("--seeds", metavar="0,1,2", help="training seeds  [dim](default: 0)[/dim]")
 @click.option(
@@ -148,7 +153,8 @@ def compare(
 
     \b
       fedcsd compare --methods fedavg,fedcsd --seeds 0,1,2 --beta 0.1 --rounds 30 --out runs/compare
-      fedcsd compare --methods fedcsd,fedcsd:mask=none,fedcsd:similarity=false --track-drift
+      fedcsd compare --methods fedcsd,fedcsd:m2,fedcsd:similarity=false --track-drift
+      fedcsd compare --methods all,my_method.py:MyMethod
     """
     values = gather(experiment, {}, options, assignments)
     try:
@@ -223,61 +229,6 @@ def partition(
             say(f"written: {path}")
 
 
-@cli.command(name="list")
-@click.argument("what", metavar="methods|datasets|models|partitions")
-def list_(what: str) -> None:
-    """What there is to choose from: methods, datasets, models or partitions."""
-    from fedcsd.console import say, show_table
-
-    kinds = ("methods", "datasets", "models", "partitions")
-    if what not in kinds:
-        raise unknown("list", what, kinds)
-    if what == "methods":
-        from fedcsd.methods import methods
-
-        for name in methods.names:
-            cls = methods.load(name)
-            say(f"  {cls.__doc__}", bold=name)
-            if options := describe(cls):
-                show_table(["option", "default", "meaning"], options, left=3)
-        return
-    show_table([what, ""], list_entries(what), left=2)
-    if what == "datasets":
-        say("or a path (.npz, parquet, a folder of images), or hub:owner/name: see docs/data.md")
-
-
-def list_entries(what: str) -> list[tuple[str, str]]:
-    """Name, and the first line of the docstring with the options there are."""
-    from fedcsd.data import SOURCES, partitions, source
-    from fedcsd.models import MODELS, find
-
-    if what == "partitions":
-        things: dict[str, Callable[..., Any]] = dict(partitions)
-    else:
-        things = (
-            {name: source(name) for name in SOURCES}
-            if what == "datasets"
-            else {name: find(name) for name in MODELS}
-        )
-    key = {"datasets": "data", "models": "model", "partitions": "partition"}[what]
-    return [(name, _first_line(thing) + _options(thing, key)) for name, thing in things.items()]
-
-
-def _options(function: Any, key: str) -> str:
-    """The options of a factory, as one sets them."""
-    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    hints = get_type_hints(function)
-    texts = []
-    for p in parameters:
-        choices = "|".join(map(str, get_args(hints[p.name]))) if get_origin(hints[p.name]) is Literal else ""
-        texts.append(f"{key}.{p.name}={choices or p.default}")
-    return f"  ({', '.join(texts)})" if texts else ""
-
-
-def _first_line(thing: Any) -> str:
-    return (thing.__doc__ or "").strip().splitlines()[0]
-
-
 @cli.command()
 @click.argument("path", type=click.Path(path_type=Path), metavar="RUN")
 def show(path: Path) -> None:
@@ -315,7 +266,7 @@ def show_finished(finished: Any) -> None:
     from fedcsd.console import say, show_run
 
     show_run(finished.settings, finished.summary)
-    label = finished.settings["method"]["name"]
+    label = short(finished.settings["method"]["name"])
     picture = plot_curves({label: [finished.history]}, finished.path / "curves.png")
     say(f"run:    {finished.path}")
     say(f"curves: {picture}")
@@ -340,11 +291,19 @@ def show_comparison(path: Path, rows: Sequence[Any], seeds: Sequence[int]) -> No
     say(f"curves: {path / 'curves.png'}")
 
 
+cli.add_command(list_)
+cli.add_command(new_method)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """The program: runs a command and turns what a user can cause into one line and a status."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [a for a in arguments if a != "--debug"]
+    with_place = warnings.formatwarning
+    warnings.formatwarning = lambda message, category, *rest: (
+        f"note: {message}\n" if issubclass(category, Note) else with_place(message, category, *rest)
+    )
     sys.exit(guarded(arguments, debug))
 
 

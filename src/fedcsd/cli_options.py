@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import rich_click as click
 
 from fedcsd.config import TABLES, Settings, layered, parse_assignments, read_toml
+from fedcsd.naming import short
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -84,6 +85,6 @@ def gather(
 
 def free_name(values: dict[str, Any]) -> Path:
     """A run directory that does not exist yet."""
-    base = f"{values['method']['name']}-{Path(values['data']['name'].removeprefix('hub:')).stem}"
+    base = f"{short(values['method']['name'])}-{Path(values['data']['name'].removeprefix('hub:')).stem}"
     names = (Path("runs") / (base if n == 1 else f"{base}-{n}") for n in range(1, 10_000))
     return next(path for path in names if not path.exists())

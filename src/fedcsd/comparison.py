@@ -7,12 +7,13 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from fedcsd.config import layered, parse_assignments
+from fedcsd.config import TABLES, layered
 from fedcsd.errors import RunStopped, UserError
 from fedcsd.experiments import config_of, make_method, prepare
 from fedcsd.federation import Watch
 from fedcsd.jobs import Job, Run, begin, load_run, split_objects, take_up, train
 from fedcsd.methods import Method, methods
+from fedcsd.naming import free, labelled, method_table, short
 from fedcsd.runs import RunDirectory, write_whole
 
 IRRELEVANT = ("workers", "checkpoint_every", "data_dir")  # settings that do not change a result
@@ -83,18 +84,25 @@ def load_rows(path: Path) -> tuple[list[Row], list[int]]:
     return [Row(**row) for row in content["rows"]], content["seeds"]
 
 
-def parse_methods(text: str) -> dict[str, dict[str, Any]]:
-    """`"fedavg,fedcsd:mu=0.01:mask=none"` as the method table of each label."""
-    entries: dict[str, dict[str, Any]] = {}
-    for label in filter(None, (part.strip() for part in text.split(","))):
-        name, *options = label.split(":")
-        if label in entries:
-            raise UserError(f"--methods names {label} twice")
-        entries[label] = {"name": name, **parse_assignments(options, f"{name}: in --methods")}
-        make_method(entries[label])  # refuse a wrong name or option before any work
-    if not entries:
+def parse_methods(texts: str | Sequence[str]) -> dict[str, dict[str, Any]]:
+    """`"fedavg,fedcsd:m1:mu=0.01"` as the method table of each label; `all` are the built-in ones."""
+    if isinstance(texts, str):
+        texts = [part.strip() for part in texts.split(",") if part.strip()]
+    if not texts:
         raise UserError("--methods needs at least one method, such as fedavg,fedcsd")
+    entries = {label: method_table(text) for label, text in labelled(_without_all(texts)).items()}
+    for table in entries.values():
+        make_method(table)  # refuse a wrong name or option before any work
     return entries
+
+
+def _without_all(chosen: Sequence[Any]) -> list[Any]:
+    """`all` as the built-in methods that are not named beside it, FedAvg first."""
+    rest = [name for name in methods.names if name not in chosen]
+    rest.sort(key=lambda name: name != "fedavg")
+    return [
+        c for choice in chosen for c in (rest if isinstance(choice, str) and choice == "all" else [choice])
+    ]
 
 
 Choice = Method | type[Method] | str | Mapping[str, Any]
@@ -113,15 +121,15 @@ def choices_of(
     elif isinstance(chosen, Mapping):
         entries = dict(chosen)
     else:
-        entries = {
-            c if isinstance(c, str) else type(c).__name__ if isinstance(c, Method) else str(c): c
-            for c in chosen
-        }
+        entries = _by_label(chosen)
     tables = {
-        k: v
-        for k, v in ((k, {"name": v} if isinstance(v, str) else v) for k, v in entries.items())
-        if isinstance(v, Mapping)
+        label: layered(TABLES, {"method": choice})["method"]
+        for label, choice in entries.items()
+        if isinstance(choice, (str, Mapping))
     }
+    if not entries:
+        raise UserError("compare needs at least one method, such as fedavg")
+    shared = layered({"method": shared})["method"]
     options = {key: value for key, value in shared.items() if key != "name"}
     for key in options:
         having = [k for k, t in tables.items() if key in methods.load(t["name"]).__dataclass_fields__]
@@ -131,6 +139,23 @@ def choices_of(
             if shared.get("name") in (None, tables[label]["name"]):
                 tables[label] = {key: options[key], **tables[label]}
     return {**entries, **tables}
+
+
+def _by_label(chosen: Sequence[Choice]) -> dict[str, Any]:
+    """A list of names and objects, each with a label of its own, in the order given."""
+    chosen = _without_all(chosen)
+    labels = iter(labelled(choice for choice in chosen if isinstance(choice, str)))
+    entries: dict[str, Any] = {}
+    for choice in chosen:
+        if isinstance(choice, str):
+            label = next(labels)
+        elif isinstance(choice, Mapping):
+            options = [f"{k}={v}" for k, v in choice.items() if k != "name"]
+            label = ":".join([short(str(choice.get("name"))), *options])
+        else:
+            label = (choice if isinstance(choice, type) else type(choice)).__name__
+        entries[free(label, entries)] = choice
+    return entries
 
 
 def compare(

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from fedcsd.errors import UserError, unknown
+from fedcsd.naming import method_table, toml_value
 
 T = TypeVar("T")
 
@@ -153,10 +154,6 @@ def parse_assignments(assignments: Iterable[str], what: str = "--set") -> dict[s
             raise UserError(
                 f"{what} takes KEY=VALUE, such as rounds=50 or method.mu=0.01, not {assignment!r}"
             )
-        try:
-            value = tomllib.loads(f"value = {text}")["value"]
-        except tomllib.TOMLDecodeError:
-            value = text
         *parents, last = key.strip().split(".")
         if not parents and last in TABLES:
             parents, last = [last], "name"
@@ -165,7 +162,7 @@ def parse_assignments(assignments: Iterable[str], what: str = "--set") -> dict[s
             table = table.setdefault(parent, {})
             if not isinstance(table, dict):
                 raise UserError(f"{what} sets {parent} both to a value and to a table")
-        table[last] = value
+        table[last] = toml_value(text)
     return values
 
 
@@ -176,7 +173,8 @@ TABLES = {"data": "digits", "model": "auto", "partition": "auto", "method": "fed
 def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
     """Later layers over earlier ones; `method = "name"` is short for a table with that name.
 
-    Naming another method (model, data set, partition) drops the options of the one before.
+    Naming another method (model, data set, partition) drops the options of the one before. A method's
+    name may carry presets and options (see naming.py); what stands beside it in the table goes over them.
     """
     merged: dict[str, Any] = {}
     for layer in layers:
@@ -187,6 +185,9 @@ def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
             if not isinstance(value, (str, Mapping)):
                 raise UserError(f"{key} must be a name or a table, not {value!r}")
             table = {"name": value} if isinstance(value, str) else dict(value)
+            if key == "method" and isinstance(name := table.get("name"), str):
+                named = method_table(name)
+                table = {**named, **table, "name": named["name"]}
             before = merged.get(key, {})
             same = table.get("name") in (None, before.get("name")) or "name" not in before
             merged[key] = {**before, **table} if same else table

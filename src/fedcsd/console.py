@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedcsd.federation import Watch
+from fedcsd.naming import short
 
 console = Console(highlight=False, markup=False)
 
@@ -111,7 +112,7 @@ def show_table(head: Sequence[str], cells: Sequence[Sequence[str]], left: int = 
 
 def show_run(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
     """The result of one run as a small table."""
-    method = settings["method"]["name"]
+    method = short(settings["method"]["name"])
     rows = [
         ["final accuracy", f"{100 * summary['final_accuracy']:.2f} %"],
         ["mean of the last ten rounds", f"{100 * summary['mean_of_last_ten_accuracy']:.2f} %"],

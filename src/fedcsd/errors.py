@@ -20,10 +20,20 @@ class Diverged(RunStopped):
     """Local training left the range of finite numbers."""
 
 
+class Note(UserWarning):
+    """Something that a user should know and that stops nothing: shown as one line."""
+
+
+def nearest(name: object, known: Iterable[str]) -> str:
+    """The names that are most like this one, "a or b"; empty if none is."""
+    by_lower = {k.lower(): k for k in sorted(known)}
+    near = get_close_matches(str(name).lower(), by_lower, n=3, cutoff=0.55)
+    return " or ".join(by_lower[k] for k in near)
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
     """The error for a name that is not known: names the nearest valid ones, or all of them."""
     names = sorted(known)
-    near = get_close_matches(str(name).lower(), names, n=3, cutoff=0.55)
-    if near:
-        return UserError(f"unknown {kind} {str(name)!r}: did you mean {' or '.join(near)}?")
+    if near := nearest(name, names):
+        return UserError(f"unknown {kind} {str(name)!r}: did you mean {near}?")
     return UserError(f"unknown {kind} {str(name)!r}: choose from {', '.join(names)}")

@@ -18,8 +18,10 @@ from fedcsd.data.partition import Rows, hold_out
 from fedcsd.errors import UserError, unknown
 from fedcsd.federation import Experiment, initial_network
 from fedcsd.methods import Method, methods
+from fedcsd.methods._own import digest
 from fedcsd.models import Factory, choose, factory
 from fedcsd.models.network import Network
+from fedcsd.naming import short
 
 FROM_PYTHON = "given from Python"
 
@@ -43,6 +45,8 @@ def prepare(
     make = _factory(tables["model"], model, dataset)
     network = initial_network(settings, dataset, make)
     _check_model(network, dataset)
+    if method is None:
+        tables["method"] = {"name": values["method"]["name"]}
     return Experiment(settings, tables, chosen, dataset, train, held, make, network, network.weights())
 
 
@@ -121,6 +125,7 @@ def make_method(table: Mapping[str, Any]) -> Method:
     if FROM_PYTHON in str(name):
         raise UserError(f"the method of this run was {FROM_PYTHON}: use fedcsd.resume(path, method=…) there")
     made: type[Method] = methods.load(name)
+    name = short(str(name))
     if not fields(made) and options:
         raise UserError(f"{name} has no options, but {next(iter(options))} is given")
     for key in options:
@@ -128,7 +133,20 @@ def make_method(table: Mapping[str, Any]) -> Method:
             raise UserError(
                 f"{key} is a setting, not an option of {name}: put it above [method], or use --set {key}=…"
             )
-    return build(made, options, where="method")
+    try:
+        return build(made, options, where="method")
+    except UserError:
+        raise
+    except Exception as error:  # a check of its own, in somebody's __post_init__
+        raise UserError(
+            f"{name} cannot be made with these options: {type(error).__name__}: {error}"
+        ) from error
+
+
+def source_of(experiment: Experiment) -> str:
+    """Tells versions of somebody's own method apart; "" for what is built in or given from Python."""
+    name = experiment.tables.get("method", {}).get("name", "")
+    return digest(type(experiment.method), name) if name and name not in methods.names else ""
 
 
 def _resolved(
@@ -174,7 +192,9 @@ def _check_model(network: Network, data: Dataset) -> None:
 def config_of(experiment: Experiment) -> dict[str, Any]:
     """The complete config of a run, as its config.toml holds it."""
     name = type(experiment.method).__module__.rpartition(".")[2]
-    if name not in methods.names or methods.load(name) is not type(experiment.method):
+    if "method" in experiment.tables:
+        name = experiment.tables["method"]["name"]
+    elif name not in methods.names or methods.load(name) is not type(experiment.method):
         name = f"{type(experiment.method).__name__}, {FROM_PYTHON}"
     named = {key: table["name"] if len(table) == 1 else table for key, table in experiment.tables.items()}
     return {**named, **plain(experiment.settings), "method": {"name": name, **plain(experiment.method)}}

@@ -3,6 +3,7 @@
 import shlex
 import signal
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -17,10 +18,12 @@ from fedcsd.backends import Backend
 from fedcsd.backends.device import DeviceBackend
 from fedcsd.backends.local import LocalBackend, cores
 from fedcsd.config import layered
-from fedcsd.errors import Diverged, RunStopped, UserError
-from fedcsd.experiments import FROM_PYTHON, config_of, prepare
+from fedcsd.errors import Diverged, Note, RunStopped, UserError
+from fedcsd.experiments import FROM_PYTHON, config_of, prepare, source_of
 from fedcsd.federation import Experiment, Federation, Record, Watch, cohort
 from fedcsd.methods import Method
+from fedcsd.methods._own import digest_of
+from fedcsd.naming import parse
 from fedcsd.runs import RunDirectory, summarise
 from fedcsd.weights import Value, Weights
 
@@ -86,7 +89,7 @@ def run(
 ) -> Run:
     """Train a federation and return the finished run.
 
-    method    a name, or an object such as `fedcsd.FedCSD(mu=0.01)`
+    method    a name (`"fedcsd:m1:mu=0.01"`, `"my_method.py:MyMethod"`), or an object such as `fedcsd.FedCSD(mu=0.01)`
     data      a name, a path, arrays (x_train, y_train, x_test, y_test), or two torch data sets
     model     a name, or a function or class that makes an `nn.Module` ending in a Linear layer;
               it is called with the image shape and the number of classes if it takes arguments
@@ -129,11 +132,10 @@ def begin(
     config = config_of(experiment)
     if out is None:
         return Job(experiment, config, None, [], None)
-    facts = {"data": experiment.data.fingerprint(), "model": experiment.network.layout.fingerprint()}
     needed = 20 * experiment.weights.nbytes + (1 << 20)
     partition = (experiment.parts, experiment.held, len(experiment.data.y_train))
     directory = RunDirectory.create(
-        out, {**config, "facts": facts}, partition, needed=needed, overwrite=overwrite
+        out, {**config, "facts": _facts(experiment)}, partition, needed=needed, overwrite=overwrite
     )
     return Job(experiment, config, directory, [], None)
 
@@ -163,21 +165,39 @@ def take_up(
         if len(history) > experiment.settings.rounds:
             raise UserError(f"{path} has {len(history)} rounds already: --rounds must be at least that")
         (directory.path / "summary.json").unlink(missing_ok=True)
-        directory.change(len(history), changes)
+        directory.change(len(history), changes, _changed_code(path, experiment, directory))
     except BaseException:
         directory.unlock()
         raise
     return Job(experiment, config_of(experiment), directory, history, saved)
 
 
+def _facts(experiment: Experiment) -> dict[str, Any]:
+    """What a run's data, model and own method were when it began."""
+    facts = {"data": experiment.data.fingerprint(), "model": experiment.network.layout.fingerprint()}
+    source = source_of(experiment)
+    return {**facts, "method": source} if source else facts
+
+
+def _changed_code(path: Path, experiment: Experiment, directory: RunDirectory) -> dict[str, Any]:
+    """The new fact if a method's own file is not what it was; the user is told."""
+    before, now = directory.config["facts"].get("method"), source_of(experiment)
+    if before in (None, now):
+        return {}
+    name = directory.settings["method"]["name"]
+    warnings.warn(
+        f"the code of {name} has changed since {path} was started: from here on it is trained with the new code",
+        Note,
+        stacklevel=3,
+    )
+    return {"method": now}
+
+
 def _check_same(path: Path, experiment: Experiment, directory: RunDirectory) -> None:
     """A run goes on only with the data, the model and the method that it began with."""
-    facts, config = directory.config["facts"], config_of(experiment)
-    for what, now in (
-        ("data", experiment.data.fingerprint()),
-        ("model", experiment.network.layout.fingerprint()),
-    ):
-        if facts[what] != now:
+    facts, here, config = directory.config["facts"], _facts(experiment), config_of(experiment)
+    for what in ("data", "model"):
+        if facts[what] != here[what]:
             raise UserError(
                 f"the {what} is not the {what} that {path} was started with: restore it, or start a new run"
             )
@@ -230,11 +250,20 @@ def load_run(path: str | Path) -> Run:
     if directory.summary is None:
         rounds = f"{directory.rounds_saved} of {directory.settings['rounds']} rounds"
         raise UserError(f"{path} is not finished ({rounds}): fedcsd resume {shlex.quote(str(path))}")
+    _tell_if_old(directory)
     try:
         weights = load_file(directory.path / "model.safetensors")
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot read the model of {path}: {error}") from None
     return Run(directory.settings, directory.history(), directory.summary, weights, directory.path)
+
+
+def _tell_if_old(directory: RunDirectory) -> None:
+    """A finished run of a method whose file has changed since is still what the old code gave."""
+    name, before = directory.settings["method"]["name"], directory.config["facts"].get("method")
+    file = parse(name).file
+    if file and before and digest_of(file) not in ("", before):
+        warnings.warn(f"{directory.path} was trained before {file} changed", Note, stacklevel=3)
 
 
 def train(job: Job, watch: Watch | None = None) -> Run:

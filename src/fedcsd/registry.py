@@ -9,9 +9,10 @@ from fedcsd.errors import unknown
 
 
 class Registry:
-    """The modules of a package by name, listed without importing them; `_shared` files are left out.
+    """The modules of a package by name, listed without importing them.
 
-    `pick` takes a module and gives the thing it defines; by default what bears the module's name.
+    A file whose name begins with an underscore is code that the others share and is not listed. `pick`
+    takes a module and gives the thing it defines; by default what bears the module's name.
     """
 
     def __init__(
@@ -28,11 +29,8 @@ class Registry:
     @property
     def names(self) -> list[str]:
         package = import_module(self.package)
-        return sorted(
-            m.name
-            for m in pkgutil.iter_modules(package.__path__)
-            if m.name not in self.exclude and m.name[0] != "_"
-        )
+        found = (m.name for m in pkgutil.iter_modules(package.__path__))
+        return sorted(name for name in found if name not in self.exclude and not name.startswith("_"))
 
     def load(self, name: str) -> Any:
         if name not in self.names:

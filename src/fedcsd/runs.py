@@ -211,12 +211,14 @@ class RunDirectory:
     def settings(self) -> dict[str, Any]:
         return {key: value for key, value in self.config.items() if key not in FACTS}
 
-    def change(self, rounds: int, changes: Mapping[str, Any]) -> None:
-        """Settings that differ after this many rounds; the config keeps what they were before."""
-        config = self.config
+    def change(self, rounds: int, changes: Mapping[str, Any], code: Mapping[str, Any] | None = None) -> None:
+        """Settings, or facts about code, that differ after this many rounds; the config keeps what they were."""
+        config, code = self.config, code or {}
         news = [f"after round {rounds}: {k} {config[k]} -> {v}" for k, v in changes.items() if config[k] != v]
+        facts = config["facts"]
+        news += [f"after round {rounds}: code of the {k} {facts[k]} -> {v}" for k, v in code.items()]
         if news:
-            config["facts"]["changes"] = config["facts"].get("changes", []) + news
+            config["facts"] = {**facts, **code, "changes": facts.get("changes", []) + news}
             write_whole(self.path / "config.toml", tomli_w.dumps({**config, **changes}).encode())
 
     def partition(self) -> tuple[list[Rows], list[Rows]]:

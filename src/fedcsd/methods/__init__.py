@@ -1,7 +1,9 @@
 """The methods, one file each; a method's name is its file's name."""
 
 from types import ModuleType
+from typing import Any
 
+from fedcsd.methods import _own
 from fedcsd.methods.base import Ask, Method, Server
 from fedcsd.registry import Registry
 
@@ -17,6 +19,13 @@ def _method_of(module: ModuleType) -> type[Method]:
     return found[0]
 
 
-methods = Registry("method", __name__, exclude=("base",), pick=_method_of)
+class Methods(Registry):
+    """The built-in methods by name; `load` also finds installed ones, files and modules (see naming.py)."""
+
+    def load(self, name: str) -> Any:
+        return super().load(name) if name in self.names else _own.find(str(name), self.names)
+
+
+methods = Methods("method", __name__, exclude=("base",), pick=_method_of)
 
 __all__ = ["Ask", "Method", "Server", "methods"]

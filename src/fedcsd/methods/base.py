@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
@@ -66,6 +66,9 @@ class Method(ABC):
     - `start` and `round` run on the server;
     - whatever functions `round` asks for run at the clients, with the client as first argument.
     """
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {}
+    """settings of the options that have a name: `fedcsd:m1` sets what `presets["m1"]` says"""
 
     def start(self, server: Server) -> None:  # noqa: B027  (most methods need nothing)
         """Before the first round: set what the server remembers beside the weights."""

@@ -5,7 +5,7 @@ Yan et al., "Rethinking Client Drift in Federated Learning: A Logit Perspective"
 
 from dataclasses import dataclass
 from math import log
-from typing import Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +30,17 @@ from fedcsd.weights import Values, Weights, lerp, weighted_mean
 @dataclass(frozen=True)
 class FedCSD(Method):
     """Distils from a moving-average teacher, its logits weighted by class-prototype similarity and masked."""
+
+    presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "base": {"similarity": False, "mask": "none", "teacher": "global"},
+        "m1": {"teacher": "global"},
+        "m2": {"mask": "none"},
+        "m3": {"similarity": False},
+        "forcible": {"mask": "forcible"},
+        "uniform": {"target": "uniform"},
+        "scaled": {"similarity_scale": "classes"},
+        "authors": {"variant": "authors"},
+    }
 
     mu: float = option(0.001, "weight of the distillation term", ge=0)
     tau: float = option(10.0, "temperature of the soft labels", gt=0)

@@ -1,0 +1,100 @@
+"""`fedcsd list`: what there is to choose from."""
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
+
+import rich_click as click
+
+from fedcsd.config import describe
+from fedcsd.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from fedcsd.methods import Method
+
+
+@click.command(name="list")
+@click.argument("what", metavar="methods|datasets|models|partitions")
+def list_(what: str) -> None:
+    """What there is to choose from: methods, datasets, models or partitions."""
+    from fedcsd.console import say, show_table
+
+    kinds = ("methods", "datasets", "models", "partitions")
+    if what not in kinds:
+        raise unknown("list", what, kinds)
+    if what == "methods":
+        list_methods()
+        return
+    show_table([what, ""], list_entries(what), left=2)
+    if what == "datasets":
+        say("or a path (.npz, parquet, a folder of images), or hub:owner/name: see docs/data.md")
+
+
+def list_methods() -> None:
+    """Every method that has a name, with its options and presets; a broken one with what is wrong."""
+    from fedcsd.console import say
+    from fedcsd.methods import methods
+    from fedcsd.methods._own import from_entry, installed
+
+    for name in methods.names:
+        show_method(name, methods.load(name))
+    for name, entries in installed().items():
+        home = ", ".join(entry.value for entry in entries)
+        if name in methods.names:
+            say(f"  {home} is hidden by the built-in method of that name", bold=name)
+            continue
+        try:
+            show_method(name, from_entry(name, entries), f" ({home})")
+        except UserError as error:
+            say(f"  ({home}) cannot be used: {error}", bold=name)
+    say("or your own: my_method.py:Class, package.module:Class; `fedcsd new-method` writes one to start from")
+
+
+def show_method(name: str, cls: type["Method"], home: str = "") -> None:
+    from fedcsd.console import say, show_table
+
+    say(f"  {_first_line(cls)}{home}", bold=name)
+    if options := describe(cls):
+        show_table(["option", "default", "meaning"], options, left=3)
+    presets = [
+        (f"{name}:{preset}", ", ".join(f"{k}={toml_text(v)}" for k, v in settings.items()))
+        for preset, settings in cls.presets.items()
+    ]
+    if presets:
+        show_table(["preset", "sets"], presets, left=2)
+
+
+def toml_text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def list_entries(what: str) -> list[tuple[str, str]]:
+    """Name, and the first line of the docstring with the options there are."""
+    from fedcsd.data import SOURCES, partitions, source
+    from fedcsd.models import MODELS, find
+
+    if what == "partitions":
+        things: dict[str, Callable[..., Any]] = dict(partitions)
+    else:
+        things = (
+            {name: source(name) for name in SOURCES}
+            if what == "datasets"
+            else {name: find(name) for name in MODELS}
+        )
+    key = {"datasets": "data", "models": "model", "partitions": "partition"}[what]
+    return [(name, _first_line(thing) + _options(thing, key)) for name, thing in things.items()]
+
+
+def _options(function: Any, key: str) -> str:
+    """The options of a factory, as one sets them."""
+    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    hints = get_type_hints(function)
+    texts = []
+    for p in parameters:
+        choices = "|".join(map(str, get_args(hints[p.name]))) if get_origin(hints[p.name]) is Literal else ""
+        texts.append(f"{key}.{p.name}={choices or p.default}")
+    return f"  ({', '.join(texts)})" if texts else ""
+
+
+def _first_line(thing: Any) -> str:
+    return next(iter((thing.__doc__ or "").strip().splitlines()), "")

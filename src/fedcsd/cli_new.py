@@ -1,0 +1,71 @@
+"""`fedcsd new-method`: a file to start a method of one's own from."""
+
+import ast
+import builtins
+import keyword
+import re
+import shlex
+from pathlib import Path
+
+import rich_click as click
+
+from fedcsd.errors import UserError
+
+
+@click.command(name="new-method")
+@click.argument("path", type=click.Path(path_type=Path), metavar="FILE.py")
+@click.option("--name", metavar="CLASS", help="its class  [dim](default: MyMethod for my_method.py)[/dim]")
+def new_method(path: Path, name: str | None) -> None:
+    """Write a method to start your own from: small, commented, and ready to run.
+
+    \b
+      fedcsd new-method my_method.py
+      fedcsd run --method my_method.py:MyMethod
+    """
+    path = path.expanduser()
+    path = path if path.suffix else path.with_suffix(".py")
+    name = class_name(path) if name is None else name
+    text = method_text(path.name, name)
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UserError(f"{path} exists already: choose another name") from None
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+    own = shlex.quote(f"{path}:{name}")
+    print(f"written: {path}")
+    print(f"run it:      fedcsd run --method {own}")
+    print(f"compare it:  fedcsd compare --methods fedavg,{own} --seeds 0,1,2 --out runs/{name}")
+    print("what a method can do: docs/own-method.md in fedcsd's source")
+
+
+def class_name(path: Path) -> str:
+    """`MyMethod` for my_method.py."""
+    if path.suffix != ".py":
+        raise UserError(f"{path.name} is no Python file: its name must end in .py")
+    if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
+        plain = re.sub(r"\W+", "_", path.stem).strip("_").lower() or "my_method"
+        plain = plain if plain.isidentifier() and not keyword.iskeyword(plain) else f"my_{plain}"
+        raise UserError(f"Python cannot import a file called {path.name}: call it {plain}.py")
+    return "".join(word[0].upper() + word[1:] for word in path.stem.split("_") if word) or "MyMethod"
+
+
+def method_text(file: str, name: str) -> str:
+    """The template with this file's and class's name in it."""
+    from importlib.resources import files  # slow to import, and nothing else here needs it
+
+    text = files("fedcsd").joinpath("templates/my_method.py").read_text(encoding="utf-8")
+    imported = {
+        alias.asname or alias.name
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise UserError(f"{name!r} is no name for a class: use letters and digits, such as --name MyMethod")
+    if name in imported or name in dir(builtins):
+        raise UserError(f"{name} is the name of something else: choose another with --name, such as My{name}")
+    # By functions, so that a backslash in a name stays one.
+    text = re.sub(r"\bmy_method\.py\b", lambda _: file, text)
+    return re.sub(r"\bMyMethod\b", lambda _: name, text)

@@ -1,0 +1,245 @@
+"""Methods that others wrote: in a file, in a module, or installed with an entry point."""
+
+import copyreg
+import inspect
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import fields
+from functools import partial
+from hashlib import blake2b
+from importlib import import_module, metadata
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, get_origin, get_type_hints
+
+from fedcsd.errors import UserError, unknown
+from fedcsd.methods.base import Method
+from fedcsd.naming import parse
+
+GROUP = "fedcsd.methods"
+DIGEST = "__fedcsd_digest__"
+
+
+def find(name: str, built_in: Iterable[str]) -> type[Method]:
+    """The method of a name that is not built in."""
+    spec = parse(name)
+    if spec.file:
+        return from_file(spec.file, spec.name)
+    if spec.home:
+        return from_module(spec.home, spec.name)
+    known = installed()
+    if name in known:
+        return from_entry(name, known[name])
+    if spec.name and Path(f"{name}.py").is_file():
+        raise UserError(f"unknown method {name!r}: did you mean the file, {name}.py?")
+    error = unknown("method", name, [*built_in, *known])
+    own = (
+        "" if str(error).endswith("?") else "; or give your own as my_method.py:Class or package.module:Class"
+    )
+    raise UserError(f"{error}{own}")
+
+
+def installed() -> dict[str, list[metadata.EntryPoint]]:
+    """The entry points of installed packages, by the name of the method; nothing is imported."""
+    found: dict[str, list[metadata.EntryPoint]] = {}
+    for entry in metadata.entry_points(group=GROUP):
+        same = found.setdefault(entry.name, [])
+        if entry.value not in [e.value for e in same]:  # a package may be seen twice on sys.path
+            same.append(entry)
+    return dict(sorted(found.items()))
+
+
+def from_entry(name: str, entries: list[metadata.EntryPoint]) -> type[Method]:
+    """The method that a package was installed with."""
+    values = [entry.value for entry in entries]
+    if parse(name).full != name or parse(name).home or name == "all" or set(name) & set(", /"):
+        raise UserError(f"a method cannot be called {name!r}: write {values[0]} in its place")
+    if len(values) > 1:
+        raise UserError(
+            f"several installed packages have a method {name!r}: write {' or '.join(values)} in its place"
+        )
+    module, _, own = values[0].replace(" ", "").partition(":")
+    return from_module(module, own)
+
+
+def from_module(module: str, name: str) -> type[Method]:
+    """The class in `package.module`, looked for in the current folder as well."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))
+    try:
+        found = import_module(module)
+    except (Exception, SystemExit) as error:
+        missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+        advice = ": install it, or start in the folder that holds it" if missing else ""
+        raise UserError(f"{module} cannot be imported: {_in_short(error)}{advice}") from error
+    return class_of(found, name, module)
+
+
+def from_file(path: Path, name: str) -> type[Method]:
+    """The class in a file; worker processes that do not share our memory find it the same way."""
+    made = class_of(module_of(path), name, path.name)
+    copyreg.pickle(made, partial(_reduced, path))
+    return made
+
+
+def _reduced(path: Path, method: Method) -> tuple[Callable[..., Method], tuple[Any, ...]]:
+    values = {f.name: getattr(method, f.name) for f in fields(method) if f.init}
+    return _again, (path, type(method).__name__, values)
+
+
+def _again(path: Path, name: str, values: dict[str, Any]) -> Method:
+    return from_file(path, name)(**values)
+
+
+def module_of(path: Path) -> ModuleType:
+    """The file as a module. What has not changed is not run again.
+
+    Its name is made from its path, so that a random.py or test.py stands in nobody's way. Its folder
+    goes to the end of sys.path for the same reason: files beside it can be imported, and hide nothing.
+    """
+    try:
+        source = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"there is no file {path}: `fedcsd new-method` writes one to start from") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    digest = blake2b(source, digest_size=8).hexdigest()
+    called = _called(path)
+    known = sys.modules.get(called)
+    if known is not None and vars(known)[DIGEST] == digest:
+        return known
+    spec = spec_from_file_location(called, path)
+    assert spec is not None
+    module = module_from_spec(spec)
+    setattr(module, DIGEST, digest)
+    new = str(path.parent) not in sys.path
+    sys.path += [str(path.parent)] * new
+    sys.modules[called] = module  # dataclasses look their module up while it is made
+    try:
+        exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
+    except BaseException as error:
+        del sys.modules[called]
+        if known is not None:
+            sys.modules[called] = known
+        if new:
+            sys.path.remove(str(path.parent))
+        if not isinstance(error, (Exception, SystemExit)):
+            raise
+        raise UserError(f"{path.name} cannot be imported: {_in_short(error)}") from error
+    return module
+
+
+def _called(path: Path) -> str:
+    """The name of a file as a module."""
+    return f"fedcsd_{path.stem}_{blake2b(str(path).encode(), digest_size=4).hexdigest()}"
+
+
+def _in_short(error: BaseException) -> str:
+    """An error in one line with its place, and what to do about the commonest one."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{type(error).__name__}: {error.msg} ({Path(error.filename).name}, line {error.lineno})"
+    python = sysconfig.get_path("stdlib")
+    frames = [
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if f.filename != __file__
+        and not f.filename.startswith("<frozen")
+        and ("site-packages" in f.filename or not f.filename.startswith(python))
+    ]
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    lines = str(error).splitlines()
+    text = f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ") + place
+    return f"{text}: write @dataclass(frozen=True)" if "cannot inherit non-frozen dataclass" in text else text
+
+
+def class_of(module: ModuleType, name: str, where: str) -> type[Method]:
+    """The method of this name in a module, or its only one; checked for what every method must have."""
+    own = {
+        n: c
+        for n, c in vars(module).items()
+        if isinstance(c, type) and issubclass(c, Method) and c.__module__ == module.__name__
+    }
+    if name:
+        made = vars(module).get(name)
+        if made is None:
+            raise _no_class(where, name, own)
+        if not isinstance(made, type) or not issubclass(made, Method):
+            raise UserError(f"{where}:{name} is no method: it must be a class derived from fedcsd.Method")
+    else:
+        public = {n: c for n, c in own.items() if not n.startswith("_") and not inspect.isabstract(c)}
+        choice = public or own
+        if not choice:
+            raise _no_method(where)
+        if len(choice) > 1:
+            names = " or ".join(f"{where}:{n}" for n in choice)
+            raise UserError(f"{where} has several methods: say which, {names}")
+        made = next(iter(choice.values()))
+    _check(made)
+    return made
+
+
+def _no_class(where: str, name: str, own: dict[str, type[Method]]) -> UserError:
+    if not own:
+        return _no_method(where)
+    for n, c in own.items():
+        if name in c.presets:
+            return UserError(f"{name} is a preset of {n}: write {where}:{n}:{name}")
+    return unknown(f"class of {where}", name, own)
+
+
+def _no_method(where: str) -> UserError:
+    return UserError(
+        f"{where} has no method: it needs a class derived from fedcsd.Method (`fedcsd new-method` writes one)"
+    )
+
+
+def _check(method: type[Method]) -> None:
+    """What a class must have to be made by its name."""
+    name = method.__name__
+    if inspect.isabstract(method):
+        lacks = " and ".join(sorted(method.__abstractmethods__))
+        raise UserError(f"{name} has no {lacks}(): define it, or derive {name} from fedcsd.FedAvg")
+    try:
+        hints = get_type_hints(method)
+    except Exception as error:
+        raise UserError(f"{name}: the type of an option is not known: {error}") from None
+    for option, kind in hints.items():
+        if (
+            option not in method.__dataclass_fields__
+            and get_origin(kind) is not ClassVar
+            and kind is not ClassVar
+        ):
+            raise UserError(
+                f"{option} is no option of {name} yet: write @dataclass(frozen=True) above its class"
+            )
+    for option, parameter in inspect.signature(method).parameters.items():
+        if parameter.default is parameter.empty and parameter.kind not in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        ):
+            raise UserError(
+                f"option {option} of {name} needs a default, such as {option}: float = option(0.1, 'its meaning')"
+            )
+    if not isinstance(method.presets, dict) or not all(isinstance(p, dict) for p in method.presets.values()):
+        raise UserError(f"{name}.presets must be a dict of dicts, such as {{'strong': {{'mu': 0.1}}}}")
+    if "name" in method.__dataclass_fields__:
+        raise UserError(f"an option of {name} cannot be called name: that is the method's own")
+
+
+def digest(method: type[Method], name: str) -> str:
+    """Of the file that a method was loaded from, to notice when that changes; "" if it has none."""
+    if file := parse(name).file:
+        return str(vars(sys.modules[_called(file)])[DIGEST])
+    source = getattr(sys.modules[method.__module__], "__file__", None)
+    return digest_of(Path(source)) if source else ""
+
+
+def digest_of(path: Path) -> str:
+    """Of a file's content; "" if it cannot be read."""
+    try:
+        return blake2b(path.read_bytes(), digest_size=8).hexdigest()
+    except OSError:
+        return ""

@@ -1,0 +1,84 @@
+"""MyMethod: say here in a line what is new about it.
+
+    fedcsd run --method my_method.py:MyMethod
+    fedcsd run --method my_method.py:MyMethod:mu=0.1
+    fedcsd compare --methods fedavg,my_method.py:MyMethod --seeds 0,1,2
+
+What it does now: clients are pulled towards the middle between the global model
+and their own last one while they train. Change it part by part.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from fedcsd.config import option
+from fedcsd.methods import Ask, Server
+from fedcsd.methods.fedavg import FedAvg
+from fedcsd.training import Batch, Client
+from fedcsd.weights import Values, Weights, weighted_mean
+from torch import Tensor
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)  # frozen: what a method learns is state, not an option
+class MyMethod(FedAvg):
+    """FedAvg whose clients are held near the global model and their own last one."""
+
+    # Options: default, meaning, and the range of values. They are checked, and set
+    # with my_method.py:MyMethod:mu=0.1 or --set method.mu=0.1. An option needs a default.
+    mu: float = option(0.01, "strength of the pull", ge=0)
+
+    # Settings of the options that have a name: my_method.py:MyMethod:strong
+    presets: ClassVar[dict[str, dict[str, Any]]] = {"strong": {"mu": 0.1}}
+
+    # ---- The server's half ---------------------------------------------------------
+
+    def start(self, server: Server) -> None:
+        """Before round 1: set what the server remembers beside server.weights.
+
+        Weights, tensors and numbers; all of it is in the checkpoints. Replace values,
+        never change them in place: a round that is cut off is undone.
+        """
+        server.rounds = 0
+
+    def round(self, server: Server, ask: Ask) -> None:
+        """One round: ask the round's clients, and set the server's new values.
+
+        Values named here are sent to the clients and counted as bytes. Read all replies
+        of one question before you ask the next; a method may ask several times.
+        """
+        replies = ask(self.train, weights=server.weights)
+        server.weights = weighted_mean(replies)  # by the clients' numbers of samples
+        server.rounds = server.rounds + 1
+
+    # ---- The client's half: what the server asks for --------------------------------
+
+    def train(self, client: Client, weights: Weights) -> Values:
+        """Local training from the global weights; what is returned is the reply."""
+        # State: what this client keeps for the next round it takes part in. It is
+        # empty at first, and holds tensors and numbers.
+        last = client.state.get("last", weights.parameters)
+        middle = (weights.parameters + last) / 2
+
+        # The gradient, changed before each step: here that of mu/2 * |w - middle|^2.
+        # Parameters and gradient are one flat vector each, for any model.
+        def pull(parameters: Tensor, gradient: Tensor) -> None:
+            gradient.add_(parameters - middle, alpha=self.mu)
+
+        result = client.train(weights, self.loss, gradient=pull)
+        client.state["last"] = result["weights"].parameters
+
+        # A note is a measurement, averaged over all clients into the round's record
+        # (metrics.jsonl): here how far the client went.
+        client.note("distance", (client.state["last"] - weights.parameters).norm())
+        return result
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean loss of a batch; beside it measurements, one number a sample.
+
+        batch has logits, features and labels, and the outputs of frozen networks
+        (client.train(..., frozen={"teacher": weights}) gives batch.frozen["teacher"]).
+        """
+        loss = F.cross_entropy(batch.logits, batch.labels)
+        right = batch.logits.argmax(1) == batch.labels
+        return loss, {"train_accuracy": right.float()}
