@@ -1,0 +1,153 @@
+"""Federated learning as a textbook writes it: plain PyTorch, state dicts, dicts of clients and loops.
+
+Nothing of the package's training or arithmetic is used, only its settings, its cohorts and its seeds:
+who takes part in a round and in which order a client sees its samples.
+
+A state is a state dict without integer buffers. A model has a `body`, whose output are the features,
+and a `head`, the classifier.
+"""
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedcsd import seeds
+from fedcsd.federation import Experiment, cohort
+
+State = dict[str, Tensor]
+
+
+@dataclass
+class Batch:
+    """One training step: the network in training, what it sees and what it says."""
+
+    net: nn.Module
+    x: Tensor
+    y: Tensor
+    h: Tensor
+    z: Tensor
+
+    def parameters(self) -> State:
+        return dict(self.net.named_parameters())
+
+
+Loss = Callable[[Batch], Tensor]
+
+
+@dataclass
+class Result:
+    """The global model after all rounds, and what each client keeps, by name."""
+
+    weights: State
+    clients: dict[str, dict[int, State]] = field(default_factory=dict)
+    personal: dict[int, State] = field(default_factory=dict)
+
+
+class World:
+    """Data, clients and settings of an experiment, and plain local training."""
+
+    def __init__(self, experiment: Experiment, rounds: int):
+        self.settings, self.data, self.parts = experiment.settings, experiment.data, experiment.parts
+        self.number, self.clients = rounds, len(experiment.parts)
+        self.model = experiment.factory()
+        self.trainable = [name for name, _ in self.model.named_parameters()]
+        self.start = {name: tensor.clone() for name, tensor in experiment.weights.named().items()}
+
+    def rounds(self) -> Iterator[tuple[int, list[int]]]:
+        return ((t, cohort(self.settings, t)) for t in range(self.number))
+
+    def net(self, state: State) -> nn.Module:
+        net = copy.deepcopy(self.model)
+        missing = net.load_state_dict(state, strict=False).missing_keys
+        assert all(name.endswith("num_batches_tracked") for name in missing)
+        return net
+
+    def frozen(self, state: State) -> nn.Module:
+        return self.net(state).eval().requires_grad_(False)
+
+    def local_data(self, k: int) -> tuple[Tensor, Tensor]:
+        return self.data.x_train[self.parts[k]], self.data.y_train[self.parts[k]]
+
+    def train(self, t: int, k: int, start: State, loss: Loss, purpose: str = "batches") -> State:
+        s, (x, y) = self.settings, self.local_data(k)
+        net = self.net(start).train()
+        sgd = torch.optim.SGD(net.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
+        for epoch in range(s.epochs):
+            order = seeds.rng(s.seed, purpose, t, k, epoch).permutation(len(y))
+            for at in range(0, len(y), s.batch_size):
+                rows = order[at : at + s.batch_size]
+                h = net.body(x[rows])
+                sgd.zero_grad()
+                loss(Batch(net, x[rows], y[rows], h, net.head(h))).backward()
+                sgd.step()
+        return {
+            name: tensor.clone() for name, tensor in net.state_dict().items() if tensor.is_floating_point()
+        }
+
+    def steps(self, k: int) -> int:
+        return self.settings.epochs * -(-len(self.parts[k]) // self.settings.batch_size)
+
+    def effective_steps(self, k: int) -> float:
+        """How far steps of a constant gradient 1 and learning rate 1 go, momentum included."""
+        speed = way = 0.0
+        for _ in range(self.steps(k)):
+            speed = self.settings.momentum * speed + 1
+            way += speed
+        return way
+
+    def shares(self, clients: list[int]) -> dict[int, float]:
+        total = sum(len(self.parts[k]) for k in clients)
+        return {k: len(self.parts[k]) / total for k in clients}
+
+    def mean(self, local: dict[int, State]) -> State:
+        """`Σ p_k w_k`, buffers like parameters."""
+        p = self.shares(list(local))
+        return {name: sum(p[k] * local[k][name] for k in local) for name in next(iter(local.values()))}
+
+    def parameters(self, state: State) -> State:
+        return {name: state[name] for name in self.trainable}
+
+    def zeros(self) -> State:
+        return {name: torch.zeros_like(self.start[name]) for name in self.trainable}
+
+
+def each(formula: Callable[..., Tensor], *states: State) -> State:
+    """The formula for each name that all states have."""
+    return {name: formula(*(s[name] for s in states)) for name in states[0] if all(name in s for s in states)}
+
+
+def uniform_mean(states: list[State]) -> State:
+    return each(lambda *tensors: sum(tensors) / len(tensors), *states)
+
+
+def dot(a: State, b: State) -> Tensor:
+    return sum(each(lambda x, y: (x * y).sum(), a, b).values())
+
+
+def distance(a: State, b: State) -> Tensor:
+    """`‖a − b‖²`."""
+    return sum(each(lambda x, y: ((x - y) ** 2).sum(), a, b).values())
+
+
+def ce(b: Batch) -> Tensor:
+    return -F.log_softmax(b.z, 1)[torch.arange(len(b.y)), b.y].mean()
+
+
+def kl(p: Tensor, logits: Tensor) -> Tensor:
+    """`KL(p ‖ softmax(logits))`, the mean over the batch."""
+    return (p * (p.log() - F.log_softmax(logits, 1))).sum(1).mean()
+
+
+def class_means(values: Tensor, labels: Tensor) -> dict[int, Tensor]:
+    return {c: values[labels == c].mean(0) for c in set(labels.tolist())}
+
+
+def over_holders(known: dict[int, Tensor], local: list[dict[int, Tensor]]) -> dict[int, Tensor]:
+    """The mean of the class means over those who hold the class; a class nobody holds keeps its last."""
+    held = {c for means in local for c in means}
+    new = {c: torch.stack([means[c] for means in local if c in means]).mean(0) for c in held}
+    return {**known, **new}

@@ -1,0 +1,182 @@
+"""Every method against its plain simulation: weights, what clients keep, and personal models.
+
+Most cases compute in float64, so that only a difference in meaning shows, not one in the order of sums.
+"""
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+import torch
+from conftest import blobs, small
+from plain import Result, State, World
+from test_training import Here
+from torch import Tensor, nn
+
+from fedcsd.federation import Experiment, Federation, cohort
+from fedcsd.methods import methods
+from fedcsd.training import Client
+from fedcsd.weights import Weights
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "confidence_penalty": {"mu": 0.3},
+    "ditto": {"mu": 0.5},
+    "fedadagrad": {"server_lr": 0.1, "beta1": 0.3, "adaptivity": 0.05},
+    "fedadam": {"server_lr": 0.05, "beta1": 0.8, "beta2": 0.9, "adaptivity": 0.05},
+    "fedavg": {},
+    "fedavgm": {"server_momentum": 0.7},
+    "fedbn": {},
+    "fedcsd": {"mu": 0.1, "tau": 4.0, "alpha": 0.6},
+    "feddc": {"alpha": 0.2},
+    "feddyn": {"alpha": 0.2},
+    "fedgkd": {"mu": 0.5, "tau": 2.0, "window": 3},
+    "fednova": {},
+    "fedntd": {"mu": 0.5, "tau": 2.0},
+    "fedper": {},
+    "fedproto": {"mu": 1.0},
+    "fedprox": {"mu": 0.5},
+    "fedyogi": {"server_lr": 0.05, "beta1": 0.8, "beta2": 0.9, "adaptivity": 0.05},
+    "feature_distillation": {"mu": 1.0},
+    "label_smoothing": {"epsilon": 0.2},
+    "logit_distillation": {"mu": 0.1, "tau": 3.0},
+    "moon": {"mu": 1.0, "tau": 0.5},
+    "scaffold": {},
+}
+"""Strong enough that a method's term matters."""
+
+ROUNDS, SEED, CLASSES = 5, 1, 5
+SIZES = [12, 30, 22, 6, 20, 15]  # in batches of 12, none leaves one over: BatchNorm needs two
+CASES: dict[str, dict[str, Any]] = {
+    "mlp": {"dtype": torch.float64, "norm": False, "momentum": 0.9},
+    "batch norm": {"dtype": torch.float64, "norm": True, "momentum": 0.9},
+    "no momentum, float32": {"dtype": torch.float32, "norm": True, "momentum": 0.0},
+}
+TOLERANCE = {torch.float64: {"rtol": 1e-11, "atol": 1e-13}, torch.float32: {"rtol": 1e-5, "atol": 1e-6}}
+
+
+class Net(nn.Module):
+    """Body and head, in the precision asked for."""
+
+    def __init__(self, *, norm: bool, dtype: torch.dtype):
+        super().__init__()
+        middle = [nn.BatchNorm1d(12)] if norm else []
+        layers = [nn.Linear(6, 12), *middle, nn.Tanh(), nn.Linear(12, 8), nn.ReLU()]
+        self.body, self.head = nn.Sequential(Cast(dtype), *layers), nn.Linear(8, CLASSES)
+        self.to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+class Cast(nn.Module):
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(self.dtype)
+
+
+def parts(labels: np.ndarray) -> list[np.ndarray]:
+    """Unequal clients, skewed by sorting; class 3 is all that client 5 holds, class 4 a part of client 4."""
+    common = np.flatnonzero(labels < 3)
+    order = np.random.default_rng(0).normal(size=len(common)) + labels[common]
+    *rows, rest = np.split(common[np.argsort(order)], np.cumsum(SIZES[:4]))
+    rare, only = np.flatnonzero(labels == 4)[:8], np.flatnonzero(labels == 3)[: SIZES[5]]
+    return [*rows, np.concatenate([rest[: SIZES[4] - 8], rare]), only]
+
+
+@pytest.fixture(params=CASES)
+def case(request: pytest.FixtureRequest) -> Iterator[str]:
+    """A case. Its precision is the default one, which is that of prototypes before there are any."""
+    torch.set_default_dtype(CASES[request.param]["dtype"])
+    yield request.param
+    torch.set_default_dtype(torch.float32)
+
+
+def make(name: str, case: str) -> Experiment:
+    settings = dict(CASES[case])
+    data, model = blobs(samples=200, classes=CLASSES), {key: settings.pop(key) for key in ("dtype", "norm")}
+    experiment = small(
+        methods.load(name)(**OPTIONS[name]),
+        dataset=data,
+        factory=lambda: Net(**model),
+        clients=len(SIZES),
+        participation=0.5,
+        batch_size=12,
+        lr=0.05,
+        weight_decay=1e-3,
+        seed=SEED,
+        **settings,
+    )
+    return Experiment(**{**vars(experiment), "parts": parts(data.y_train.numpy())})
+
+
+@cache
+def expected(name: str, case: str) -> Result:
+    return getattr(reference, name)(World(make(name, case), ROUNDS), **OPTIONS[name])
+
+
+def close(got: Weights | Tensor, want: State, names: Sequence[str], case: str) -> None:
+    """Weights, or a flat vector of a part of them in the order of the names, equal to a state."""
+    assert set(want) <= set(names)
+    flat = got.flat if isinstance(got, Weights) else got
+    vector = torch.cat([flat[:0], *(want[name].flatten() for name in names if name in want)])
+    torch.testing.assert_close(flat, vector, **TOLERANCE[CASES[case]["dtype"]])
+
+
+def gap(a: State, b: State) -> float:
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def test_every_method_has_a_reference() -> None:
+    assert set(OPTIONS) == set(methods.names)
+
+
+def test_the_clients_come_and_go() -> None:
+    """What the cases stand on: client 0 is never there, most others come back after missing a round, and
+    a class is met for the first time in the second round, another in the third, beside known ones."""
+    experiment = make("fedavg", "mlp")
+    there = [cohort(experiment.settings, t) for t in range(ROUNDS)]
+    assert there == [[1, 2, 3], [1, 2, 5], [1, 3, 4], [1, 2, 4], [3, 4, 5]]
+    assert [len(rows) for rows in experiment.parts] == SIZES
+    held = [set(experiment.data.y_train[rows].tolist()) for rows in experiment.parts]
+    assert held[5] == {3}
+    assert 4 in held[4]
+    assert all(len(classes) > 1 and 3 not in classes for classes in held[:5])
+    assert all(4 not in classes for classes in held[:4])
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.filterwarnings("ignore:this model has no BatchNorm")
+def test_it_is_what_the_rules_say(name: str, case: str) -> None:
+    experiment, want = make(name, case), expected(name, case)
+    federation = Federation(experiment, Here(experiment))
+    for _ in range(ROUNDS):
+        federation.step()
+    weights, states = federation.server.weights, federation.states
+    names = weights.layout.names
+    assert set(want.weights) == set(names)
+    close(weights, want.weights, names, case)
+    assert {k: set(state) for k, state in states.items()} == {
+        k: set(want.clients) for kept in want.clients.values() for k in kept
+    }
+    for entry, kept in want.clients.items():
+        for k, state in kept.items():
+            close(states[k][entry], state, names, case)
+    for k, state in want.personal.items():
+        client = Client(federation.backend.site, k, ROUNDS, dict(states.get(k, {})))
+        close(experiment.method.personal(client, weights), state, names, case)
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "fedavg"])
+def test_the_reference_is_far_from_fedavg(name: str, case: str) -> None:
+    """So that a method which forgot its term would be found."""
+    if name == "fedbn" and not CASES[case]["norm"]:
+        pytest.skip("without BatchNorm it is FedAvg")
+    plain, other = expected("fedavg", case), expected(name, case)
+    assert (gap(plain.weights, other.weights) > 1e-3) == (name != "ditto")
+    assert all(gap(plain.weights, state) > 1e-3 for k, state in other.personal.items() if k != 0)
