@@ -235,7 +235,10 @@ def feddc(world: World, alpha: float) -> Result:
         for k in clients:
             drifts[k] = each(lambda h, w_k, w: h + w_k - w, drifts[k], local[k], w)
         c = _new_variates(world, w, local, c, variates)
-        w = world.mean({k: {**w_k, **each(torch.add, w_k, drifts[k])} for k, w_k in local.items()})
+        # Clients that have not taken part yet have no drift, and count in the mean all the same.
+        everyone = [drifts.get(k) or world.zeros() for k in range(world.clients)]
+        uniform = world.parameters(uniform_mean(list(local.values())))
+        w = {**world.mean(local), **each(torch.add, uniform, uniform_mean(everyone))}
     return Result(w, {"drift": dict(drifts), "variate": dict(variates)})
 
 

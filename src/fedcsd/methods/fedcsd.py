@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import log
 from typing import Any, ClassVar, Literal
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -75,7 +74,7 @@ class FedCSD(Method):
 
     def start(self, server: Server) -> None:
         server.teacher = server.weights
-        server.prototypes = torch.zeros(server.classes, server.classes)
+        server.prototypes = server.weights.flat.new_zeros(server.classes, server.classes)
 
     def round(self, server: Server, ask: Ask) -> None:
         # The weights go out with the first question: a client that holds the last teacher makes the

@@ -25,7 +25,7 @@ class FedProto(FedAvg):
     mu: float = option(1.0, "weight of the distance to the prototypes", ge=0)
 
     def start(self, server: Server) -> None:
-        server.prototypes = torch.zeros(server.classes, server.features)
+        server.prototypes = server.weights.flat.new_zeros(server.classes, server.features)
         server.known = torch.zeros(server.classes, dtype=torch.bool)
 
     def round(self, server: Server, ask: Ask) -> None:
