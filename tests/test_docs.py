@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from fedcsd.cli import cli
+from fedcsd.cli_new import method_text
+from fedcsd.comparison import parse_methods
 from fedcsd.config import TABLES, Settings, layered, parse_assignments, read_toml
-from fedcsd.methods import methods
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -56,9 +57,7 @@ def test_commands_parse(command: str, tmp_path: Path, monkeypatch: pytest.Monkey
         key = next(iter(parse_assignments([assignment])))
         assert key in TABLES or key in Settings.__dataclass_fields__
     named = context.params.get("methods") or context.params.get("method")
-    for method in parse_methods(named or "fedavg").values():
-        if method["name"] not in FROM_ELSEWHERE:
-            make_method(method)
+    parse_methods(named or "fedavg")
 
 
 def test_every_file_named_in_the_architecture_exists() -> None:
