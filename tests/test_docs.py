@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from fedcsd.cli import cli
+from fedcsd.cli_new import method_text
+from fedcsd.comparison import parse_methods
 from fedcsd.config import TABLES, Settings, layered, parse_assignments, read_toml
-from fedcsd.methods import methods
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-COMMAND = re.compile(r"^\s+(fedcsd (?:run|resume|compare|show|list|partition)\b.*)$", re.MULTILINE)
+COMMAND = re.compile(r"^\s+(fedcsd (?:run|resume|compare|show|list|partition|new-method)\b.*)$", re.MULTILINE)
 
 
 def commands() -> list[str]:
@@ -45,6 +46,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("command", commands())
 def test_commands_parse(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_method.py").write_text(method_text("my_method.py", "MyMethod"))
     name, *arguments = shlex.split(command)[1:]
     subcommand = cli.get_command(None, name)  # type: ignore[arg-type]
     assert subcommand is not None
@@ -54,10 +56,8 @@ def test_commands_parse(command: str, tmp_path: Path, monkeypatch: pytest.Monkey
     for assignment in context.params.get("assignments") or ():
         key = next(iter(parse_assignments([assignment])))
         assert key in TABLES or key in Settings.__dataclass_fields__
-    for label in (context.params.get("methods") or "").split(","):
-        if label:
-            method, *options = label.split(":")
-            assert set(parse_assignments(options)) <= set(methods.load(method).__dataclass_fields__)
+    named = context.params.get("methods") or context.params.get("method")
+    parse_methods(named or "fedavg")
 
 
 def test_every_file_named_in_the_architecture_exists() -> None:

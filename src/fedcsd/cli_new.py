@@ -24,7 +24,8 @@ def new_method(path: Path, name: str | None) -> None:
     """
     path = path.expanduser()
     path = path if path.suffix else path.with_suffix(".py")
-    name = class_name(path) if name is None else name
+    default = class_name(path)
+    name = default if name is None else name
     text = method_text(path.name, name)
     try:
         with open(path, "x", encoding="utf-8") as file:

@@ -138,6 +138,8 @@ def choices_of(
         for label in having:
             if shared.get("name") in (None, tables[label]["name"]):
                 tables[label] = {key: options[key], **tables[label]}
+    for choice in tables.values():
+        make_method(choice)  # refuse a wrong name or option before any work
     return {**entries, **tables}
 
 

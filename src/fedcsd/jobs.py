@@ -263,7 +263,11 @@ def _tell_if_old(directory: RunDirectory) -> None:
     name, before = directory.settings["method"]["name"], directory.config["facts"].get("method")
     file = parse(name).file
     if file and before and digest_of(file) not in ("", before):
-        warnings.warn(f"{directory.path} was trained before {file} changed", Note, stacklevel=3)
+        warnings.warn(
+            f"{directory.path} was trained before {file} changed: with --overwrite it is trained again",
+            Note,
+            stacklevel=3,
+        )
 
 
 def train(job: Job, watch: Watch | None = None) -> Run:

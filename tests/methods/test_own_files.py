@@ -1,0 +1,245 @@
+"""Methods in a file, in a module, or installed as a package: found by name, with one line for every mistake."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import small
+
+import fedcsd
+from fedcsd.backends.local import LocalBackend
+from fedcsd.errors import Note, UserError
+from fedcsd.exchange import Request
+from fedcsd.experiments import make_method
+from fedcsd.methods import methods
+from fedcsd.naming import method_table
+
+HEAD = """from __future__ import annotations
+from dataclasses import dataclass
+import fedcsd
+from fedcsd.config import option
+"""
+SCALED = (
+    HEAD
+    + """
+@dataclass(frozen=True)
+class Scaled(fedcsd.FedAvg):
+    "Its loss times a number."
+    by: float = option(1.0, "the number")
+
+    def loss(self, batch):
+        return super().loss(batch) * self.by
+"""
+)
+QUICK = {"clients": 3, "epochs": 1, "train_size": 200, "workers": 1}
+
+
+@pytest.fixture(autouse=True)
+def paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+
+def write(name: str, text: str) -> Path:
+    path = Path(name).resolve()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", ["mine.py:Scaled", "mine.py", "mine.py:by=1.0", "lab.mine:Scaled", "lab.mine"]
+)
+def test_a_method_is_found_in_a_file_or_a_module(name: str) -> None:
+    write("mine.py", SCALED)
+    write("lab/mine.py", SCALED)
+    method = make_method(method_table(name))
+    assert type(method).__name__ == "Scaled"
+    assert method.by == 1.0  # type: ignore[attr-defined]
+    sys.modules.pop("lab.mine", None), sys.modules.pop("lab", None)
+
+
+def test_a_file_may_have_the_name_of_a_library_and_import_files_beside_it() -> None:
+    import random as library
+
+    write("sub/helper_of_random.py", "BY = 3.0\n")
+    write(
+        "sub/random.py",
+        SCALED.replace("option(1.0", "option(BY").replace(
+            "import fedcsd\n", "import fedcsd\nfrom helper_of_random import BY\n", 1
+        ),
+    )
+    method = make_method(method_table("sub/random.py:Scaled"))
+    assert method.by == 3.0  # type: ignore[attr-defined]
+    import random
+
+    assert random is library
+    assert sys.path[-1] == str(Path("sub").resolve())  # behind everything, so that it hides nothing
+
+
+def test_a_file_that_changed_is_read_again_and_one_that_did_not_is_not() -> None:
+    write("mine.py", SCALED)
+    first = methods.load("mine.py:Scaled")
+    assert methods.load("mine.py") is first
+    write("mine.py", SCALED.replace("1.0", "2.0"))
+    assert methods.load("mine.py")().by == 2.0
+
+
+def test_spawned_workers_find_it() -> None:
+    write("test.py", SCALED)
+    experiment = small(make_method(method_table("test.py:by=0.5")))
+    request = Request(0, "train", {"weights": experiment.weights})
+    results = []
+    for start in ("fork", "spawn"):
+        backend = LocalBackend(experiment.site(), experiment.network.layout, 1, start)
+        try:
+            results.append([reply.weights.flat for reply in backend.ask(request, range(2), {})])
+        finally:
+            backend.close()
+    assert all(map(torch.equal, *results))
+
+
+BAD = {
+    "nothing.py": ("", "there is no file .*nothing.py: `fedcsd new-method`"),
+    "syntax.py": ("x = 1\ndef f(:\n", r"cannot be imported: SyntaxError: .* \(syntax.py, line 2\)"),
+    "imports.py": ("\nimport no_such_thing\n", r"No module named 'no_such_thing' \(imports.py, line 2\)"),
+    "beside.py": ("import imports\n", r"No module named 'no_such_thing' \(imports.py, line 2\)"),
+    "raises.py": ("\n\n1 / 0\n", r"ZeroDivisionError: division by zero \(raises.py, line 3\)"),
+    "exits.py": ("raise SystemExit\n", "exits.py cannot be imported: SystemExit"),
+    "empty.py": ("", "empty.py has no method"),
+    "empty.py:Mine": ("", "empty.py has no method"),
+    "mine.py:Scalde": (SCALED, "unknown class of mine.py 'Scalde': did you mean Scaled"),
+    "mine.py:HEAD": (SCALED + "HEAD = 1", "mine.py:HEAD is no method"),
+    "mine.py:Scaled:bye=1": (SCALED, "unknown option of method 'bye': did you mean by"),
+    "mine.py:Scaled:by=x": (SCALED, "method.by must be a number, not 'x'"),
+    "two.py": (SCALED + "class B(Scaled): pass", "several methods: say which, two.py:Scaled or two.py:B"),
+    "plain.py": (HEAD + "class A(fedcsd.FedAvg):\n    mu: float = 1.0", "mu is no option of A yet: write @data"),
+    "lacks.py": (HEAD + "@dataclass(frozen=True)\nclass A(fedcsd.FedAvg):\n    mu: float", "mu of A needs a default"),
+    "half.py": (HEAD + "class A(fedcsd.Method): pass", r"A has no round\(\): define it"),
+    "thaw.py": (HEAD + "@dataclass\nclass A(fedcsd.FedAvg): pass", r"\(thaw.py, line 5\): write @dataclass\(frozen"),
+    "types.py": (HEAD + "@dataclass(frozen=True)\nclass A(fedcsd.FedAvg):\n    mu: Foo = 1", "'Foo' is not defined"),
+    "name.py": (HEAD + "@dataclass(frozen=True)\nclass A(fedcsd.FedAvg):\n    name: str = ''", "cannot be called name"),
+    "sets.py": (HEAD + "class A(fedcsd.FedAvg):\n    presets = {'a': 1}", "presets must be a dict of dicts"),
+    "post.py:A": (HEAD + "@dataclass(frozen=True)\nclass A(fedcsd.FedAvg):\n    def __post_init__(self): 1 / 0", "division"),
+    "lab.nothing:A": ("", "lab.nothing cannot be imported: .*install it, or start in the folder"),
+    "mine": ("", "did you mean the file, mine.py"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_mistakes_in_a_file_get_one_line(name: str) -> None:
+    text, message = BAD[name]
+    write("imports.py", BAD["imports.py"][0])
+    write("mine.py", SCALED)
+    if ".py" in name and name != "nothing.py":
+        write(name.partition(":")[0], text)
+    before, path = set(sys.modules), list(sys.path)
+    with pytest.raises(UserError, match=message) as caught:
+        make_method(method_table(name))
+    assert "\n" not in str(caught.value)
+    if "cannot be imported" in str(caught.value):
+        assert {m for m in set(sys.modules) - before if "lab" not in m} == set()
+        assert "lab" in name or sys.path == path
+
+
+def changed_run() -> None:
+    write("mine.py", SCALED)
+    fedcsd.run(method="mine.py:Scaled:by=0.5", rounds=2, out="run", **QUICK)
+
+
+def test_a_run_is_resumed_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changed_run()
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    fedcsd.resume("../run", rounds=3)
+    whole = fedcsd.run(method="../mine.py:Scaled:by=0.5", rounds=3, out="whole", **QUICK)
+    assert whole.settings["method"] == {"name": f"{tmp_path / 'mine.py'}:Scaled", "by": 0.5}
+    assert Path("../run/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
+    facts = tomllib.loads(Path("../run/config.toml").read_text())["facts"]
+    assert not any("code" in change for change in facts["changes"])
+
+
+@pytest.mark.filterwarnings("error::fedcsd.errors.Note")
+def test_code_that_changed_is_noticed_and_noted() -> None:
+    changed_run()
+    facts = tomllib.loads(Path("run/config.toml").read_text())["facts"]
+    write("mine.py", SCALED + "# a remark\n")
+    with pytest.warns(Note, match=r"run was trained before .*mine.py changed"):
+        fedcsd.load_run("run")
+    with pytest.warns(Note, match=r"the code of .*mine.py:Scaled has changed since run was started"):
+        fedcsd.resume("run", rounds=3)
+    now = tomllib.loads(Path("run/config.toml").read_text())["facts"]
+    assert now["changes"] == [
+        "after round 2: rounds 2 -> 3",
+        f"after round 2: code of the method {facts['method']} -> {now['method']}",
+    ]
+    fedcsd.resume("run", rounds=4)  # what was said once is not said again: a Note would be an error here
+    Path("mine.py").unlink()
+    assert len(fedcsd.load_run("run").history) == 4
+    with pytest.raises(UserError, match="there is no file"):
+        fedcsd.resume("run", rounds=5)
+
+
+def installed(folder: Path, *entries: str, name: str = "lab_methods") -> None:
+    """A package as pip leaves it: its modules, and a dist-info folder with entry points."""
+    info = folder / f"{name}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("\n".join(["[fedcsd.methods]", *entries]) + "\n")
+
+
+def test_installed_methods_are_found_listed_and_run(tmp_path: Path) -> None:
+    site = tmp_path / "site"
+    write("site/lab/scaled.py", SCALED)
+    write("site/lab/broken.py", "raise RuntimeError('out of order')")
+    installed(
+        site,
+        "scaled = lab.scaled:Scaled",
+        "broken = lab.broken:Broken",
+        "fedavg = lab.scaled:Scaled",
+        "twice = lab.scaled:Scaled",
+    )
+    installed(site, "twice = lab.broken:Other", name="other_lab")
+
+    def call(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), str(site)]))
+        return subprocess.run(
+            [sys.executable, "-m", "fedcsd", *arguments],
+            capture_output=True,
+            text=True,
+            timeout=150,
+            env={**os.environ, "COLUMNS": "200", "PYTHONPATH": path},
+        )
+
+    listed = call("list", "methods")
+    assert listed.returncode == 0, listed.stderr
+    assert "scaled  Its loss times a number. (lab.scaled:Scaled)" in listed.stdout
+    assert (
+        "broken  (lab.broken:Broken) cannot be used: lab.broken cannot be imported: RuntimeError"
+        in listed.stdout
+    )
+    assert "fedavg  lab.scaled:Scaled is hidden by the built-in method" in listed.stdout
+    assert "several installed packages have a method 'twice'" in listed.stdout
+    assert "fedcsd:m1" in listed.stdout
+    run = call("run", "--method", "scaled:by=0.5", "--rounds", "1", "--epochs", "1")
+    assert run.returncode == 0, run.stderr
+    config = tomllib.loads(Path("runs/scaled-digits/config.toml").read_text())
+    assert config["method"] == {"name": "scaled", "by": 0.5}
+    assert config["facts"]["method"]
+    wrong = call("run", "--method", "scaleed")
+    assert wrong.returncode == 2
+    assert wrong.stderr == "error: unknown method 'scaleed': did you mean scaled?\n"
+
+
+def test_names_of_installed_methods_that_cannot_be_typed_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    from importlib.metadata import EntryPoint
+
+    from fedcsd.methods._own import from_entry
+
+    for name in ("a.b", "a:b", "all", "a,b", "a.py"):
+        with pytest.raises(UserError, match="a method cannot be called"):
+            from_entry(name, [EntryPoint(name, "lab:X", "fedcsd.methods")])
