@@ -269,6 +269,9 @@ def test_a_single_run_that_diverges_stops_as_before(tmp_path: Path) -> None:
     assert RunDirectory.open(tmp_path / "run").divergence == Divergence(
         2, "client 0: the loss is no longer finite in local epoch 1"
     )
+    again = {**SMALL, "lr": 0.001, "overwrite": True}
+    assert package.run(method=Fragile(), data=blobs(), seed=1, out=tmp_path / "run", **again).diverged is None
+    assert RunDirectory.open(tmp_path / "run").divergence is None
 
 
 def test_curves_are_drawn_as_far_as_they_go() -> None:
