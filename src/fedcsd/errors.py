@@ -1,6 +1,7 @@
 """What can go wrong that is not a bug, and how a name that is not known is answered."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from difflib import get_close_matches
 
 
@@ -16,8 +17,23 @@ class MethodFailed(RunStopped):
     """A method's own code is wrong, at the server or at a client."""
 
 
+@dataclass(frozen=True)
+class Divergence:
+    """Where a run left the range of finite numbers."""
+
+    round: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"diverged in round {self.round}: {self.message}"
+
+
 class Diverged(RunStopped):
-    """Local training left the range of finite numbers."""
+    """Local training left the range of finite numbers; `problem` is the message without advice."""
+
+    def __init__(self, message: str, problem: str = ""):
+        super().__init__(message)
+        self.divergence = Divergence(0, problem or message)  # whoever counts the rounds sets the round
 
 
 class Note(UserWarning):
