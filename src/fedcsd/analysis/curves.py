@@ -48,12 +48,13 @@ def plot_curves(
         for index, (label, runs) in enumerate(histories.items()):
             _line(axis, [[_number(r.get(key)) * factor for r in h] for h in runs], label, index, rounds)
         axis.set(xlabel="round", ylabel=name)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axis.grid(alpha=0.3, linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
     if beside:  # too many to lie on the curves
         handles, labels = axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside right upper", ncols=beside, fontsize=7, frameon=False)
+        look: dict[str, Any] = {"fontsize": 7, "frameon": False, "handlelength": 3.4}  # shows a whole dash
+        figure.legend(handles, labels, loc="outside right upper", ncols=beside, **look)
     else:
         axes[0].legend(frameon=False, loc="lower right")
     if title:
@@ -70,7 +71,8 @@ def _line(axis: Axes, runs: Sequence[Sequence[float]], label: str, index: int, r
     colour = COLOURS[index % len(COLOURS)]
     style = STYLES[(index + index // len(COLOURS)) % len(STYLES)]
     x = np.arange(1, length + 1)
-    axis.plot(x, values.mean(0), color=colour, linestyle=style, label=label, linewidth=1.8)
+    dot = "." if length == 1 else ""  # one round makes no line
+    axis.plot(x, values.mean(0), color=colour, linestyle=style, marker=dot, label=label, linewidth=1.8)
     if len(runs) > 1:
         axis.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
     for run in runs:
