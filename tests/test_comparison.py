@@ -23,7 +23,7 @@ from fedcsd import console
 from fedcsd.analysis import curves, tables
 from fedcsd.analysis.tables import Row
 from fedcsd.comparison import rows
-from fedcsd.errors import Diverged, Divergence, UserError
+from fedcsd.errors import Diverged, Divergence, Note, UserError
 from fedcsd.federation import Watch
 from fedcsd.jobs import Run
 from fedcsd.runs import RunDirectory, summarise
@@ -250,6 +250,23 @@ def test_a_mended_run_that_was_cut_off_goes_on_in_the_comparison(tmp_path: Path)
     assert result.rows[0].mended
 
 
+def test_a_divergence_of_code_that_has_changed_since(tmp_path: Path) -> None:
+    file, out = tmp_path / "mine.py", tmp_path / "c"
+    code = "import fedcsd\nclass Mine(fedcsd.FedAvg):\n def loss(self, batch): return super().loss(batch) * "
+    file.write_text(f"{code}float('inf')\n")
+    path = package.compare(f"{file}:Mine", data=blobs(), out=out, **SMALL).runs["Mine"][0].path
+    file.write_text(f"{code}1\n")
+    with pytest.warns(Note, match=r"Mine-seed0 was trained before .*mine\.py changed"):
+        result = package.compare(f"{file}:Mine", data=blobs(), out=out, **SMALL)
+    assert result.rows[0].accuracy == "diverged (round 1)"
+    with pytest.warns(Note, match="from here on it is trained with the new code"):
+        mended = package.resume(path, data=blobs(), lr=0.001)
+    assert mended.mended == ("after round 0: lr 0.01 -> 0.001",)
+    directory = RunDirectory.open(path)
+    assert directory.began["lr"] == 0.01
+    assert "code of the method" in directory.config["facts"]["changes"][1]
+
+
 def test_a_reference_that_diverged_at_once(tmp_path: Path) -> None:
     methods = {"fragile": Fragile(when=1, seed=0), "plain": "fedavg"}
     for out in (None, tmp_path / "c"):
@@ -280,6 +297,8 @@ def test_curves_are_drawn_as_far_as_they_go() -> None:
     mean, cross = axis.get_lines()
     assert list(mean.get_ydata()) == [2.0, 2.0, 3.0]
     assert (list(cross.get_xdata()), list(cross.get_ydata())) == ([1], [3.0])
+    curves._line(axis, [[1.0]], "b", 1, rounds=1)
+    assert (mean.get_marker(), axis.get_lines()[2].get_marker()) == ("", ".")  # one round makes no line
 
 
 def test_thirty_curves_look_different(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import sys
 import traceback
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from fedcsd.cli_list import list_
 from fedcsd.cli_new import new_method
 from fedcsd.cli_options import TRAINING, free_name, gather, overwrite_option, set_option, setting_options
 from fedcsd.config import TABLES, layered
-from fedcsd.errors import Note, RunStopped, UserError
+from fedcsd.errors import RunStopped, UserError, show_notes
 from fedcsd.naming import short
 
 click.rich_click.TEXT_MARKUP = "rich"
@@ -299,10 +298,7 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [a for a in arguments if a != "--debug"]
-    with_place = warnings.formatwarning
-    warnings.formatwarning = lambda message, category, *rest: (
-        f"note: {message}\n" if issubclass(category, Note) else with_place(message, category, *rest)
-    )
+    show_notes()
     sys.exit(guarded(arguments, debug))
 
 

@@ -1,8 +1,11 @@
 """What can go wrong that is not a bug, and how a name that is not known is answered."""
 
+import sys
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
+from typing import TextIO
 
 
 class UserError(Exception):
@@ -37,7 +40,32 @@ class Diverged(RunStopped):
 
 
 class Note(UserWarning):
-    """Something that a user should know and that stops nothing: shown as one line."""
+    """Something that a user should know and that stops nothing: a warning in Python, one line in the program."""
+
+
+def note(text: str) -> None:
+    warnings.warn(text, Note, stacklevel=2)
+
+
+def show_notes() -> None:
+    """From here on a note is a plain line, and each is shown once; other warnings stay as they are."""
+    show_others, said = warnings.showwarning, set[str]()
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if not issubclass(category, Note):
+            show_others(message, category, filename, lineno, file, line)
+        elif str(message) not in said:
+            said.add(str(message))
+            print(f"note: {message}", file=file or sys.stderr, flush=True)
+
+    warnings.showwarning = show
 
 
 def nearest(name: object, known: Iterable[str]) -> str:

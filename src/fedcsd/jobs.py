@@ -4,7 +4,6 @@ import math
 import shlex
 import signal
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -19,7 +18,7 @@ from fedcsd.backends import Backend
 from fedcsd.backends.device import DeviceBackend
 from fedcsd.backends.local import LocalBackend, cores
 from fedcsd.config import layered
-from fedcsd.errors import Diverged, Divergence, Note, RunStopped, UserError
+from fedcsd.errors import Diverged, Divergence, RunStopped, UserError, note
 from fedcsd.experiments import FROM_PYTHON, config_of, prepare, source_of
 from fedcsd.federation import Experiment, Federation, Record, Watch, cohort
 from fedcsd.methods import Method
@@ -191,10 +190,8 @@ def _changed_code(path: Path, experiment: Experiment, directory: RunDirectory) -
     if before in (None, now):
         return {}
     name = directory.settings["method"]["name"]
-    warnings.warn(
-        f"the code of {name} has changed since {path} was started: from here on it is trained with the new code",
-        Note,
-        stacklevel=3,
+    note(
+        f"the code of {name} has changed since {path} was started: from here on it is trained with the new code"
     )
     return {"method": now}
 
@@ -254,6 +251,7 @@ def load_run(path: str | Path) -> Run:
     """A run that has ended, from its directory."""
     directory = RunDirectory.open(Path(path).expanduser())
     if end := directory.divergence:
+        _tell_if_old(directory)
         mended = tuple(directory.mended)
         return Run(directory.settings, directory.history(), {}, {}, directory.path, end, mended)
     if directory.summary is None:
@@ -269,11 +267,11 @@ def load_run(path: str | Path) -> Run:
 
 
 def _tell_if_old(directory: RunDirectory) -> None:
-    """A finished run of a method whose file has changed since is still what the old code gave."""
+    """A run that has ended, of a method whose file has changed since, is still what the old code gave."""
     name, before = directory.settings["method"]["name"], directory.config["facts"].get("method")
     file = parse(name).file
     if file and before and digest_of(file) not in ("", before):
-        warnings.warn(f"{directory.path} was trained before {file} changed", Note, stacklevel=3)
+        note(f"{directory.path} was trained before {file} changed")
 
 
 def train(job: Job, watch: Watch | None = None) -> Run:
