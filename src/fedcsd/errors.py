@@ -4,7 +4,7 @@ import sys
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 from typing import TextIO
 
 
@@ -69,10 +69,11 @@ def show_notes() -> None:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """The names that are most like this one, "a or b"; empty if none is."""
-    by_lower = {k.lower(): k for k in sorted(known)}
-    near = get_close_matches(str(name).lower(), by_lower, n=3, cutoff=0.55)
-    return " or ".join(by_lower[k] for k in near)
+    """The names that are most like this one and nearly alike in that, "a or b"; empty if none is."""
+    by_lower, word = {k.lower(): k for k in sorted(known)}, str(name).lower()
+    near = get_close_matches(word, by_lower, n=3, cutoff=0.55)
+    alike = [SequenceMatcher(None, k, word).ratio() for k in near]
+    return " or ".join(by_lower[k] for k, ratio in zip(near, alike, strict=True) if ratio > alike[0] - 0.1)
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
