@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -34,35 +35,33 @@ PRESETS = [f"fedcsd:{name}" for name in methods.load("fedcsd").presets]
 
 
 def one(label: str, seed: int, settings: dict[str, Any], path: Path) -> None:
-    """Train one run, or what is left of it. A divergence is a result, noted in its folder."""
+    """Train one run, or what is left of it. A divergence is a result, which the run's folder keeps."""
     torch.set_num_threads(1)
-    try:
+    with suppress(Diverged):
         if (path / "config.toml").exists():
             resume(path)
         else:
             run(method=label, seed=seed, out=path, workers=1, **settings)
-    except Diverged as error:
-        (path / "diverged.txt").write_text(str(error).partition(":")[0])
 
 
 def result(path: Path) -> dict[str, Any] | None:
-    """What a run came to; None while it is not finished."""
+    """What a run came to; None while it has not ended."""
     if not (path / "config.toml").exists():
         return None
     directory = RunDirectory.open(path)
     history, summary = directory.history(), directory.summary
-    diverged = (path / "diverged.txt").exists()
-    if summary is None and not diverged:
+    end = directory.divergence
+    if summary is None and end is None:
         return None
     found: dict[str, Any] = {
         "seed": directory.settings["seed"],
-        "accuracy": None if diverged else round(100 * history[-1]["test_accuracy"], 2),
+        "accuracy": None if end else round(100 * history[-1]["test_accuracy"], 2),
         "curve": [round(100 * r["test_accuracy"], 2) for r in history],
         "seconds": round(sum(r["seconds"] for r in history), 1),
         "megabytes": round(sum(r["bytes_up"] + r["bytes_down"] for r in history) / 1e6, 2),
     }
-    if diverged:
-        return found | {"diverged_in_round": len(history) + 1}
+    if end:
+        return found | {"diverged_in_round": end.round}
     last = history[-1]
     for name in ("client_accuracy_mean", "client_accuracy_personal_mean", "domain_mean"):
         if last.get(name) is not None:

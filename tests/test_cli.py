@@ -258,6 +258,12 @@ def test_divergence_ends_the_run_with_advice(fedcsd: Fedcsd) -> None:
     assert len(result.stderr.strip().splitlines()) == 1
 
 
+def test_what_a_user_should_know_is_one_plain_line_said_once(fedcsd: Fedcsd) -> None:
+    result = fedcsd("compare", "--methods", "fedavg,fedbn", "--seeds", "0,1", *QUICK, "--out", "c")
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == "note: this model has no BatchNorm: fedbn is the same as fedavg here\n"
+
+
 def test_debug_shows_the_traceback(fedcsd: Fedcsd) -> None:
     assert "Traceback" in fedcsd("run", "--data", "nothing.npz", "--debug").stderr
 

@@ -2,7 +2,6 @@
 
 import sys
 import traceback
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from fedcsd.cli_list import list_
 from fedcsd.cli_new import new_method
 from fedcsd.cli_options import TRAINING, free_name, gather, overwrite_option, set_option, setting_options
 from fedcsd.config import TABLES, layered
-from fedcsd.errors import Note, RunStopped, UserError
+from fedcsd.errors import RunStopped, UserError, show_notes
 from fedcsd.naming import short
 
 click.rich_click.TEXT_MARKUP = "rich"
@@ -149,7 +148,8 @@ def compare(
     """Train several methods on the same federation and put them side by side.
 
     Each method runs with each seed; the table has mean ± standard deviation and the difference to the
-    first method, paired by seed. The same command again goes on where it was cut off.
+    first method, paired by seed. The same command again goes on where it was cut off. A run that
+    diverges is shown as such, and the others go on.
 
     \b
       fedcsd compare --methods fedavg,fedcsd --seeds 0,1,2 --beta 0.1 --rounds 30 --out runs/compare
@@ -176,7 +176,7 @@ def compare(
             on_start=lambda label, seed, rounds, more: training.follow(f"{label} seed {seed}", rounds, more),
             **values,
         )
-    show_comparison(out, result.rows, numbers)
+    show_compared(out, result.rows, numbers)
 
 
 @cli.command()
@@ -234,9 +234,9 @@ def partition(
 def show(path: Path) -> None:
     """The results of a run or a comparison, finished or not."""
     if (path / "comparison.json").is_file():
-        from fedcsd.comparison import load_rows
+        from fedcsd.analysis.tables import load_rows
 
-        show_comparison(path, *load_rows(path))
+        show_compared(path, *load_rows(path))
         return
 
     from fedcsd.console import say, show_run, show_table, sparkline
@@ -248,12 +248,16 @@ def show(path: Path) -> None:
         return
     directory = RunDirectory.open(path)
     settings, history, summary = directory.settings, directory.history(), directory.summary
-    if not history:
+    end = directory.divergence
+    if not history and not end:
         say(f"{path} has no finished round yet: `fedcsd resume {path}` goes on with it")
         return
-    show_run(settings, summary or summarise(history))
-    say(f"accuracy by round  {sparkline([r['test_accuracy'] for r in history])}")
-    if summary is None:
+    if history:
+        show_run(settings, summary or summarise(history), finished=summary is not None)
+        say(f"accuracy by round  {sparkline([r['test_accuracy'] for r in history])}")
+    if end:
+        say(f"{end}. `fedcsd resume {path} --lr …` or `--on-divergence skip` goes on with it")
+    elif summary is None:
         say(
             f"not finished: {len(history)} of {settings['rounds']} rounds. `fedcsd resume {path}` goes on with it"
         )
@@ -272,22 +276,16 @@ def show_finished(finished: Any) -> None:
     say(f"curves: {picture}")
 
 
-def show_comparison(path: Path, rows: Sequence[Any], seeds: Sequence[int]) -> None:
-    from fedcsd.comparison import table
-    from fedcsd.console import say, show_table
+def show_compared(path: Path, rows: Sequence[Any], seeds: Sequence[int]) -> None:
+    from fedcsd.console import say, show_comparison
 
-    show_table(*table(rows))
-    over = f"seed {seeds[0]}"
-    if len(seeds) > 1:
-        over = (
-            f"mean ± standard deviation over seeds {', '.join(map(str, seeds))}; differences paired by seed"
-        )
-    say(f"accuracy of the final round, {over}")
-    if any(row.drift is not None for row in rows):
+    show_comparison(rows, seeds)
+    if any(end for row in rows for end in row.diverged):
         say(
-            "logit drift: KL(global ‖ local) after local training, mean over all rounds; sent: both ways, all rounds"
+            "a run that diverged: `fedcsd resume` on its folder, with another --lr or --on-divergence skip, goes on"
         )
-    say(f"table:  {path / 'comparison.md'}")
+        say("with it, and the same comparison again takes its result")
+    say(f"table:  {path / 'comparison.md'} (.tex, .csv, .json)")
     say(f"curves: {path / 'curves.png'}")
 
 
@@ -300,10 +298,7 @@ def main(arguments: list[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in arguments
     arguments = [a for a in arguments if a != "--debug"]
-    with_place = warnings.formatwarning
-    warnings.formatwarning = lambda message, category, *rest: (
-        f"note: {message}\n" if issubclass(category, Note) else with_place(message, category, *rest)
-    )
+    show_notes()
     sys.exit(guarded(arguments, debug))
 
 

@@ -1,53 +1,26 @@
 """Several methods on the same federation, over several seeds, side by side."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
+from fedcsd.analysis.tables import Row, csv_text, latex, markdown
 from fedcsd.config import TABLES, layered
 from fedcsd.errors import RunStopped, UserError
 from fedcsd.experiments import config_of, make_method, prepare
 from fedcsd.federation import Watch
-from fedcsd.jobs import Job, Run, begin, load_run, split_objects, take_up, train
+from fedcsd.jobs import Job, Run, attempt, begin, load_run, split_objects, take_up
 from fedcsd.methods import Method, methods
 from fedcsd.naming import free, labelled, method_table, short
 from fedcsd.runs import RunDirectory, write_whole
 
 IRRELEVANT = ("workers", "checkpoint_every", "data_dir")  # settings that do not change a result
-
-
-@dataclass(frozen=True)
-class Row:
-    """One method's results over the seeds."""
-
-    label: str
-    accuracies: list[float]
-    """final test accuracy of each seed, in percent"""
-    differences: list[float]
-    """the same less the first method's, seed by seed"""
-    drift: float | None
-    """mean logit drift over rounds and seeds, where it was tracked"""
-    megabytes: float
-    """sent in a run, both ways together"""
-    best: float
-    """mean over seeds of the best round's accuracy; not the result"""
-
-    @property
-    def accuracy(self) -> str:
-        return spread(self.accuracies)
-
-    @property
-    def difference(self) -> str:
-        return spread(self.differences, sign="+")
-
-
-def spread(values: Sequence[float], sign: str = "") -> str:
-    """Mean ± standard deviation over seeds; one seed has no deviation."""
-    text = f"{mean(values):{sign}.2f}"
-    return f"{text} ± {stdev(values):.2f}" if len(values) > 1 else text
+PERSONAL = "client_accuracy_personal_mean"
+FILES = ("comparison.md", "comparison.csv", "comparison.tex", "comparison.json", "curves.png")
 
 
 @dataclass(frozen=True)
@@ -60,28 +33,13 @@ class Comparison:
     picture: Path | None
 
     def markdown(self) -> str:
-        head, cells = table(self.rows)
-        lines = [head, ["---"] * len(head), *cells]
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+        return markdown(self.rows)
 
+    def latex(self) -> str:
+        return latex(self.rows, self.seeds)
 
-def table(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Head and cells of the comparison, as text; the drift only where it was tracked."""
-    tracked = any(row.drift is not None for row in rows)
-    head = ["method", "accuracy (%)", f"vs {rows[0].label}"]
-    head += ["logit drift"] * tracked + ["sent (MB)", "best (%)"]
-    cells = []
-    for row in rows:
-        cell = [row.label, row.accuracy, "" if row is rows[0] else row.difference]
-        cell += ["" if row.drift is None else f"{row.drift:.3f}"] * tracked
-        cells.append([*cell, f"{row.megabytes:.2f}", f"{row.best:.2f}"])
-    return head, cells
-
-
-def load_rows(path: Path) -> tuple[list[Row], list[int]]:
-    """The rows and seeds of a comparison that was written."""
-    content = json.loads((path / "comparison.json").read_text(encoding="utf-8"))
-    return [Row(**row) for row in content["rows"]], content["seeds"]
+    def csv(self) -> str:
+        return csv_text(self.rows)
 
 
 def parse_methods(texts: str | Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -178,7 +136,9 @@ def compare(
               resumed, so that calling again goes on where it was cut off
     on_start  called with (label, seed, rounds, runs that come after it), gives what watches that run
 
-    The rest is as for `fedcsd.run`.
+    The rest is as for `fedcsd.run`. A run that diverges is a result: it is recorded, not trained again,
+    and the comparison goes on. `resume` on its folder with another lr or on_divergence mends it, and
+    the next call takes it then.
     """
     if not seeds or len(set(seeds)) != len(seeds):
         raise UserError("--seeds needs different whole numbers, such as 0,1,2")
@@ -192,7 +152,7 @@ def compare(
             path = folder / run_name(label, seed) if folder else None
             plan.append(Cell(label, seed, layered(settings, values, {"seed": seed}), given, path, overwrite))
     _check(plan)
-    for name in ("comparison.md", "comparison.json", "curves.png") if folder else ():
+    for name in FILES if folder else ():
         (folder / name).unlink(missing_ok=True)  # type: ignore[operator]
     runs = _train_all(plan, on_start)
     comparison = Comparison(rows(runs), runs, list(seeds), folder, folder / "curves.png" if folder else None)
@@ -217,8 +177,13 @@ class Cell:
         return self.path is not None and not self.overwrite and (self.path / "config.toml").exists()
 
     @property
-    def finished(self) -> bool:
-        return self.exists and RunDirectory.open(self.path).summary is not None  # type: ignore[arg-type]
+    def ended(self) -> bool:
+        """Whether there is nothing to train: finished, or diverged."""
+        if not self.exists:
+            return False
+        assert self.path is not None
+        run = RunDirectory.open(self.path)
+        return run.summary is not None or run.divergence is not None
 
     def job(self) -> Job | None:
         """What is to be trained; None if it is finished."""
@@ -232,17 +197,17 @@ def _train_all(
     plan: Sequence[Cell], on_start: Callable[[str, int, int, int], Watch] | None
 ) -> dict[str, list[Run]]:
     runs: dict[str, list[Run]] = {cell.label: [] for cell in plan}
-    left = sum(not cell.finished for cell in plan)
+    left = sum(not cell.ended for cell in plan)
     try:
         for cell in plan:
-            job = None if cell.finished else cell.job()
+            job = None if cell.ended else cell.job()
             if job is None:
                 assert cell.path is not None
                 runs[cell.label].append(load_run(cell.path))
                 continue
             left -= 1
             watch = on_start(cell.label, cell.seed, job.rounds, left) if on_start else None
-            runs[cell.label].append(train(job, watch))
+            runs[cell.label].append(attempt(job, watch))
     except (KeyboardInterrupt, RunStopped) as error:
         if cell.path:
             what = str(error).partition("; go on with:")[0]
@@ -266,7 +231,7 @@ def _check(plan: Sequence[Cell]) -> None:
         if not cell.exists:
             continue
         assert cell.path is not None
-        there, here = RunDirectory.open(cell.path).settings, config_of(experiment)
+        there, here = RunDirectory.open(cell.path).began, config_of(experiment)
         different = [
             f"{k} is {there.get(k)!r} there and {v!r} here"
             for k, v in here.items()
@@ -280,31 +245,53 @@ def _check(plan: Sequence[Cell]) -> None:
 
 def rows(runs: Mapping[str, Sequence[Run]]) -> list[Row]:
     first = [100 * run.accuracy for run in next(iter(runs.values()))]
-    found = []
-    for label, some in runs.items():
-        accuracies = [100 * run.accuracy for run in some]
-        drifts = [run.summary["mean_logit_drift"] for run in some if "mean_logit_drift" in run.summary]
-        found.append(
-            Row(
-                label,
-                accuracies,
-                [a - b for a, b in zip(accuracies, first, strict=True)],
-                mean(drifts) if drifts else None,
-                mean((run.summary["bytes_up"] + run.summary["bytes_down"]) / 1e6 for run in some),
-                mean(100 * run.summary["best_accuracy"] for run in some),
-            )
-        )
-    return found
+    everything = [run for some in runs.values() for run in some]
+    own = any(PERSONAL in run.summary or run.settings["holdout"] > 0 for run in everything)
+    return [_row(label, some, first, own) for label, some in runs.items()]
+
+
+def _row(label: str, runs: Sequence[Run], first: Sequence[float], own: bool) -> Row:
+    """Costs are of finished runs only: one that diverged early sent less and took less time."""
+    accuracies = [100 * run.accuracy for run in runs]
+    finished = [run.summary for run in runs if not run.diverged]
+
+    def over_runs(value: Callable[[dict[str, Any]], float]) -> float | None:
+        return mean(map(value, finished)) if finished else None
+
+    drifts = [summary["mean_logit_drift"] for summary in finished if "mean_logit_drift" in summary]
+    personal = any(PERSONAL in summary for summary in finished)
+    key = PERSONAL if personal else "client_accuracy_mean"
+    notes = [f"seed {run.settings['seed']}: {run.diverged}" for run in runs if run.diverged]
+    notes += [f"seed {run.settings['seed']}: {change}" for run in runs for change in run.mended]
+    return Row(
+        label,
+        accuracies,
+        [a - b for a, b in zip(accuracies, first, strict=True)],
+        mean(drifts) if drifts else None,
+        over_runs(lambda summary: (summary["bytes_up"] + summary["bytes_down"]) / 1e6),
+        over_runs(lambda summary: 100 * summary["best_accuracy"]),
+        over_runs(lambda summary: summary["seconds"]),
+        [100 * run.summary.get(key, math.nan) for run in runs] if own else [],
+        personal,
+        [run.diverged for run in runs],
+        notes,
+        any(run.mended for run in runs),
+    )
 
 
 def _write(comparison: Comparison, folder: Path) -> None:
-    """The table as Markdown, the numbers as JSON, the curves as a picture."""
+    """The table as Markdown, CSV and LaTeX, the numbers as JSON, the curves as a picture."""
     from fedcsd.analysis.curves import plot_curves
 
     assert comparison.picture is not None
-    plot_curves(
-        {label: [run.history for run in runs] for label, runs in comparison.runs.items()}, comparison.picture
-    )
-    write_whole(folder / "comparison.md", comparison.markdown().encode())
-    content = {"seeds": comparison.seeds, "rows": [vars(row) for row in comparison.rows]}
-    write_whole(folder / "comparison.json", (json.dumps(content, indent=2) + "\n").encode())
+    histories = {label: [run.history for run in runs] for label, runs in comparison.runs.items()}
+    rounds = max(run.settings["rounds"] for runs in comparison.runs.values() for run in runs)
+    plot_curves(histories, comparison.picture, rounds=rounds)
+    content = {"seeds": comparison.seeds, "rows": [row.to_json() for row in comparison.rows]}
+    for suffix, text in (
+        ("md", comparison.markdown()),
+        ("csv", comparison.csv()),
+        ("tex", comparison.latex()),
+        ("json", json.dumps(content, indent=2) + "\n"),
+    ):
+        write_whole(folder / f"comparison.{suffix}", text.encode())

@@ -5,17 +5,22 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.console import Console, JustifyMethod
+from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from fedcsd.analysis import tables
+from fedcsd.analysis.tables import Row
 from fedcsd.federation import Watch
 from fedcsd.naming import short
 
 console = Console(highlight=False, markup=False)
 
 PLAIN_SECONDS = 5.0  # between lines of progress where the output is not a terminal
+
+
+NAME_WIDTH, HEAD_WIDTH = 20, 12  # of a method's name and a column's, before they are folded
 
 
 def duration(seconds: float) -> str:
@@ -40,6 +45,8 @@ class Training:
             console=console,
         )
         self.live = console.is_terminal
+        self.current: TaskID | None = None
+        self.rounds, self.seconds = 0, 0.0  # of all runs so far
 
     def __enter__(self) -> "Training":
         if self.live:
@@ -54,7 +61,14 @@ class Training:
 
     def follow(self, label: str, rounds: int, more: int = 0) -> "RunProgress":
         """Progress of one run; `more` runs of the same length come after it."""
-        return RunProgress(self, label, rounds, more)
+        if self.current is not None and self.live:
+            # What has ended moves up: a display higher than the terminal would hide the run that goes on.
+            done = [task for task in self.bar.tasks if task.id == self.current]
+            self.bar.print(self.bar.make_tasks_table(done))
+            self.bar.remove_task(self.current)
+        progress = RunProgress(self, label, rounds, more)
+        self.current = progress.task
+        return progress
 
 
 class RunProgress(Watch):
@@ -62,7 +76,7 @@ class RunProgress(Watch):
 
     def __init__(self, training: Training, label: str, rounds: int, more: int):
         self.training, self.label, self.more = training, label, more
-        self.began = self.said = time.monotonic()
+        self.began = self.said = self.last = time.monotonic()
         self.first: int | None = None
         self.note = "starting"
         self.task = training.bar.add_task(label, total=rounds, note="starting")
@@ -71,19 +85,37 @@ class RunProgress(Watch):
         now, done = time.monotonic(), record["round"]
         if self.first is None:
             self.first = done - 1
-        pace = (now - self.began) / (done - self.first)
-        left = pace * (rounds - done + self.more * rounds)
+        training = self.training
+        training.rounds, training.seconds = training.rounds + 1, training.seconds + now - self.last
+        self.last = now
+        # This run at its own pace; methods differ, so those to come at the pace of all so far.
+        left = (now - self.began) / (done - self.first) * (rounds - done)
+        left += training.seconds / training.rounds * rounds * self.more
         parts = [f"accuracy {100 * record['test_accuracy']:.2f} %"]
         if record.get("logit_drift") is not None:
             parts.append(f"drift {record['logit_drift']:.2f}")
         if record["diverged"]:
             parts.append(f"{record['diverged']} left out")
-        parts.append(
-            f"in {duration(now - self.began)}"
-            if done == rounds
-            else f"{duration(left)} left{' in all' if self.more else ''}"
-        )
+        if done == rounds:
+            parts.append(f"in {duration(now - self.began)}")
+        if self.more and (done < rounds or not self.training.live):  # else the next run's bar says it
+            parts.append(f"{duration(left)} left in all, {self.to_come}")
+        elif done < rounds:
+            parts.append(f"{duration(left)} left")
         self._show("  ".join(parts), done, rounds, now)
+
+    @property
+    def to_come(self) -> str:
+        return f"{self.more} more run{'s' if self.more > 1 else ''}"
+
+    def diverged(self, round: int) -> None:
+        if self.training.live:
+            self.training.bar.print(Text(f"✗ {self.label} diverged in round {round}"))
+            self.training.bar.remove_task(self.task)
+            self.training.current = None
+        else:
+            more = f"  {self.to_come}" if self.more else ""
+            print(f"{self.label}: diverged in round {round}{more}", flush=True)
 
     def reply(self, function: str, done: int, clients: int) -> None:
         """Within a round, on a terminal: how many clients have answered."""
@@ -110,11 +142,49 @@ def show_table(head: Sequence[str], cells: Sequence[Sequence[str]], left: int = 
     console.print(table)
 
 
-def show_run(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-    """The result of one run as a small table."""
+def show_comparison(rows: Sequence[Row], seeds: Sequence[int]) -> None:
+    """The table of a comparison, the best accuracy standing out, and what one should know of it.
+
+    Numbers are never broken. Where a terminal is too narrow, long names are folded, and then the last
+    columns are left out; a log file has all of them.
+    """
+    head, cells = tables.table(rows)
+    columns = [list(column) for column in zip(*cells, strict=True)]
+    spreads = 4 if any(row.own for row in rows) else 3
+    columns[1:spreads] = map(aligned, columns[1:spreads])
+    widths = [
+        max(min(len(name), HEAD_WIDTH), *map(len, column)) for name, column in zip(head, columns, strict=True)
+    ]
+    fitting = len(widths)
+    if console.is_terminal:
+        room, narrow = console.width - 1, min(widths[0], NAME_WIDTH)
+        while fitting > 3 and narrow + sum(widths[1:fitting]) + 3 * fitting > room:
+            fitting -= 1
+        widths[0] = min(widths[0], max(narrow, room - sum(widths[1:fitting]) - 3 * fitting))
+    shown = Table(header_style="bold")
+    for index in range(fitting):
+        side: JustifyMethod = "left" if index < spreads else "right"
+        shown.add_column(Text(head[index]), overflow="fold", justify=side, width=widths[index])
+    for line, best in zip(zip(*columns[:fitting], strict=True), tables.best_of(rows), strict=True):
+        shown.add_row(*(Text(cell, "bold green" if best and i == 1 else "") for i, cell in enumerate(line)))
+    (console if console.is_terminal else Console(width=sum(widths) + 3 * fitting + 1)).print(shown)
+    if fitting < len(head):
+        say(f"no room here for {', '.join(head[fitting:])}: see the files below")
+    for text in [*tables.captions(rows, seeds), *tables.remarks(rows)]:
+        say(text)
+
+
+def aligned(texts: Sequence[str]) -> list[str]:
+    """Numbers with something behind them, one above the other at the decimal point."""
+    places = [text.find(".") for text in texts]
+    return [" " * (max(places) - p) + text if p >= 0 else text for text, p in zip(texts, places, strict=True)]
+
+
+def show_run(settings: Mapping[str, Any], summary: Mapping[str, Any], finished: bool = True) -> None:
+    """The result of one run, or how far it is, as a small table."""
     method = short(settings["method"]["name"])
     rows = [
-        ["final accuracy", f"{100 * summary['final_accuracy']:.2f} %"],
+        ["final accuracy" if finished else "accuracy so far", f"{100 * summary['final_accuracy']:.2f} %"],
         ["mean of the last ten rounds", f"{100 * summary['mean_of_last_ten_accuracy']:.2f} %"],
         [
             "best round (not the result)",
@@ -134,6 +204,10 @@ def show_run(settings: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
                 f"{summary['mean_logit_drift']:.3f} / {summary['mean_feature_drift']:.3f}",
             ],
         )
+    for key, model in (("client_accuracy", "global model"), ("client_accuracy_personal", "own models")):
+        if f"{key}_mean" in summary:
+            figures = [100 * summary[f"{key}_{what}"] for what in ("mean", "worst_decile")]
+            rows.append([f"{model}, clients' own data", "{:.2f} % (worst tenth {:.2f} %)".format(*figures)])
     if summary["diverged"]:
         rows.append(["left out for divergence", f"{summary['diverged']} times"])
     data = settings["data"] if isinstance(settings["data"], str) else settings["data"]["name"]

@@ -1,7 +1,11 @@
 """What can go wrong that is not a bug, and how a name that is not known is answered."""
 
+import sys
+import warnings
 from collections.abc import Iterable
-from difflib import get_close_matches
+from dataclasses import dataclass
+from difflib import SequenceMatcher, get_close_matches
+from typing import TextIO
 
 
 class UserError(Exception):
@@ -16,19 +20,60 @@ class MethodFailed(RunStopped):
     """A method's own code is wrong, at the server or at a client."""
 
 
+@dataclass(frozen=True)
+class Divergence:
+    """Where a run left the range of finite numbers."""
+
+    round: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"diverged in round {self.round}: {self.message}"
+
+
 class Diverged(RunStopped):
-    """Local training left the range of finite numbers."""
+    """Local training left the range of finite numbers; `problem` is the message without advice."""
+
+    def __init__(self, message: str, problem: str = ""):
+        super().__init__(message)
+        self.divergence = Divergence(0, problem or message)  # whoever counts the rounds sets the round
 
 
 class Note(UserWarning):
-    """Something that a user should know and that stops nothing: shown as one line."""
+    """Something that a user should know and that stops nothing: a warning in Python, one line in the program."""
+
+
+def note(text: str) -> None:
+    warnings.warn(text, Note, stacklevel=2)
+
+
+def show_notes() -> None:
+    """From here on a note is a plain line, and each is shown once; other warnings stay as they are."""
+    show_others, said = warnings.showwarning, set[str]()
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if not issubclass(category, Note):
+            show_others(message, category, filename, lineno, file, line)
+        elif str(message) not in said:
+            said.add(str(message))
+            print(f"note: {message}", file=file or sys.stderr, flush=True)
+
+    warnings.showwarning = show
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """The names that are most like this one, "a or b"; empty if none is."""
-    by_lower = {k.lower(): k for k in sorted(known)}
-    near = get_close_matches(str(name).lower(), by_lower, n=3, cutoff=0.55)
-    return " or ".join(by_lower[k] for k in near)
+    """The names that are most like this one and nearly alike in that, "a or b"; empty if none is."""
+    by_lower, word = {k.lower(): k for k in sorted(known)}, str(name).lower()
+    near = get_close_matches(word, by_lower, n=3, cutoff=0.55)
+    alike = [SequenceMatcher(None, k, word).ratio() for k in near]
+    return " or ".join(by_lower[k] for k, ratio in zip(near, alike, strict=True) if ratio > alike[0] - 0.1)
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:

@@ -37,6 +37,9 @@ class Watch:
     def round(self, record: Record, rounds: int) -> None:
         """A round is done, recorded and saved; there are `rounds` in all."""
 
+    def diverged(self, round: int) -> None:
+        """The run ended in this round, in a comparison that goes on without it."""
+
 
 @dataclass(frozen=True)
 class Experiment:
@@ -262,7 +265,8 @@ class Federation:
         if self.settings.on_divergence == "stop":
             raise Diverged(
                 f"round {self.round + 1}, {reply.problem}: lower the learning rate (--lr, now {self.settings.lr:g}) "
-                "or leave such clients out (--on-divergence skip)"
+                "or leave such clients out (--on-divergence skip)",
+                reply.problem,
             )
 
     def _memory(self) -> tuple[Any, ...]:

@@ -1,12 +1,12 @@
 """Runs from begin to end: start, train, stop, and take up again what was cut off."""
 
+import math
 import shlex
 import signal
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from fedcsd.backends import Backend
 from fedcsd.backends.device import DeviceBackend
 from fedcsd.backends.local import LocalBackend, cores
 from fedcsd.config import layered
-from fedcsd.errors import Diverged, Note, RunStopped, UserError
+from fedcsd.errors import Diverged, Divergence, RunStopped, UserError, note
 from fedcsd.experiments import FROM_PYTHON, config_of, prepare, source_of
 from fedcsd.federation import Experiment, Federation, Record, Watch, cohort
 from fedcsd.methods import Method
@@ -45,21 +45,26 @@ class EachRound(Watch):
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run."""
+    """A run that has ended: finished, or diverged."""
 
     settings: dict[str, Any]
     history: list[Record]
     """one record a round, as in metrics.jsonl"""
     summary: dict[str, Any]
+    """the result; empty for a run that diverged"""
     weights: dict[str, Tensor]
-    """the final global model's state, for `load_state_dict`"""
+    """the final global model's state, for `load_state_dict`; empty for a run that diverged"""
     path: Path | None
     """the run directory, if one was asked for"""
+    diverged: Divergence | None = None
+    """in which round the run ended, and why; None if it is finished"""
+    mended: tuple[str, ...] = ()
+    """what was changed in mid-run after a divergence, so that it could go on"""
 
     @property
     def accuracy(self) -> float:
-        """Test accuracy after the final round."""
-        return float(self.summary["final_accuracy"])
+        """Test accuracy after the final round; NaN for a run that diverged."""
+        return math.nan if self.diverged else float(self.summary["final_accuracy"])
 
 
 @dataclass(frozen=True)
@@ -164,7 +169,7 @@ def take_up(
         history = _history_until(directory, saved[0] if saved else None)
         if len(history) > experiment.settings.rounds:
             raise UserError(f"{path} has {len(history)} rounds already: --rounds must be at least that")
-        (directory.path / "summary.json").unlink(missing_ok=True)
+        directory.reopen()
         directory.change(len(history), changes, _changed_code(path, experiment, directory))
     except BaseException:
         directory.unlock()
@@ -185,10 +190,8 @@ def _changed_code(path: Path, experiment: Experiment, directory: RunDirectory) -
     if before in (None, now):
         return {}
     name = directory.settings["method"]["name"]
-    warnings.warn(
-        f"the code of {name} has changed since {path} was started: from here on it is trained with the new code",
-        Note,
-        stacklevel=3,
+    note(
+        f"the code of {name} has changed since {path} was started: from here on it is trained with the new code"
     )
     return {"method": now}
 
@@ -245,8 +248,12 @@ def _history_until(directory: RunDirectory, header: dict[str, Any] | None) -> li
 
 
 def load_run(path: str | Path) -> Run:
-    """A finished run from its directory."""
+    """A run that has ended, from its directory."""
     directory = RunDirectory.open(Path(path).expanduser())
+    if end := directory.divergence:
+        _tell_if_old(directory)
+        mended = tuple(directory.mended)
+        return Run(directory.settings, directory.history(), {}, {}, directory.path, end, mended)
     if directory.summary is None:
         rounds = f"{directory.rounds_saved} of {directory.settings['rounds']} rounds"
         raise UserError(f"{path} is not finished ({rounds}): fedcsd resume {shlex.quote(str(path))}")
@@ -255,19 +262,16 @@ def load_run(path: str | Path) -> Run:
         weights = load_file(directory.path / "model.safetensors")
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot read the model of {path}: {error}") from None
-    return Run(directory.settings, directory.history(), directory.summary, weights, directory.path)
+    history, mended = directory.history(), tuple(directory.mended)
+    return Run(directory.settings, history, directory.summary, weights, directory.path, mended=mended)
 
 
 def _tell_if_old(directory: RunDirectory) -> None:
-    """A finished run of a method whose file has changed since is still what the old code gave."""
+    """A run that has ended, of a method whose file has changed since, is still what the old code gave."""
     name, before = directory.settings["method"]["name"], directory.config["facts"].get("method")
     file = parse(name).file
     if file and before and digest_of(file) not in ("", before):
-        warnings.warn(
-            f"{directory.path} was trained before {file} changed: with --overwrite it is trained again",
-            Note,
-            stacklevel=3,
-        )
+        note(f"{directory.path} was trained before {file} changed: with --overwrite it is trained again")
 
 
 def train(job: Job, watch: Watch | None = None) -> Run:
@@ -287,12 +291,32 @@ def train(job: Job, watch: Watch | None = None) -> Run:
                 if directory and federation.round > directory.rounds_saved:
                     with suppress(OSError):  # the disk may be what ended the run
                         directory.checkpoint(*federation.save())
+                if isinstance(error, Diverged):
+                    _note_divergence(error, federation.round + 1, directory)
                 error.args = (_with_saved(error, directory),)
                 raise
         return _finish(job, federation.server.weights)
     finally:
         if directory:
             directory.unlock()
+
+
+def attempt(job: Job, watch: Watch | None = None) -> Run:
+    """As `train`, but a divergence is a result too."""
+    try:
+        return train(job, watch)
+    except Diverged as error:
+        if watch:
+            watch.diverged(error.divergence.round)
+        path, mended = (job.directory.path, tuple(job.directory.mended)) if job.directory else (None, ())
+        return Run(job.config, job.history, {}, {}, path, error.divergence, mended)
+
+
+def _note_divergence(error: Diverged, round: int, directory: RunDirectory | None) -> None:
+    error.divergence = replace(error.divergence, round=round)
+    if directory:
+        with suppress(OSError):  # what is not written down is trained, and diverges, once more
+            directory.diverged(error.divergence)
 
 
 def _save_round(job: Job, federation: Federation) -> None:
@@ -323,9 +347,11 @@ def _finish(job: Job, weights: Weights) -> Run:
     network.load(weights)
     state = {name: tensor.detach().clone() for name, tensor in network.module.state_dict().items()}
     summary = summarise(job.history)
-    if directory:
-        directory.finish(summary, save(state))
-    return Run(job.config, job.history, summary, state, directory.path if directory else None)
+    if directory is None:
+        return Run(job.config, job.history, summary, state, None)
+    directory.finish(summary, save(state))
+    mended = tuple(directory.mended)
+    return Run(job.config, job.history, summary, state, directory.path, mended=mended)
 
 
 @contextmanager

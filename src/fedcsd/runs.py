@@ -5,6 +5,7 @@ partition.npz      which training rows each client holds
 metrics.jsonl      one JSON object a round
 checkpoints/       the last two, each complete in itself
 summary.json       written when the run is finished
+diverged.json      written when it ended in a divergence instead
 model.safetensors  the final global model
 """
 
@@ -27,17 +28,25 @@ import tomli_w
 from fedcsd import __version__
 from fedcsd.config import FACTS
 from fedcsd.data.partition import Rows, unpacked
-from fedcsd.errors import UserError
+from fedcsd.errors import Divergence, UserError
 from fedcsd.packing import Torn, finite, pack, unpack
 from fedcsd.weights import Layout, Value
 
 CHECKPOINTS_KEPT = 2
+AFTER_DIVERGENCE = ("lr", "on_divergence")  # settings that may change in mid-run so that it can go on
+OWN_DATA = (
+    "client_accuracy_mean",
+    "client_accuracy_worst_decile",
+    "client_accuracy_personal_mean",
+    "client_accuracy_personal_worst_decile",
+)  # of the final round: the global model, and each client's own, on the clients' own test data
 OWN = {
     "config.toml",
     "partition.npz",
     "metrics.jsonl",
     "checkpoints",
     "summary.json",
+    "diverged.json",
     "model.safetensors",
     "lock",
     "curves.png",
@@ -218,8 +227,21 @@ class RunDirectory:
         facts = config["facts"]
         news += [f"after round {rounds}: code of the {k} {facts[k]} -> {v}" for k, v in code.items()]
         if news:
-            config["facts"] = {**facts, **code, "changes": facts.get("changes", []) + news}
+            began = {k: config[k] for k in changes} | facts.get("began", {})
+            config["facts"] = {**facts, **code, "changes": facts.get("changes", []) + news, "began": began}
             write_whole(self.path / "config.toml", tomli_w.dumps({**config, **changes}).encode())
+
+    @property
+    def began(self) -> dict[str, Any]:
+        """The settings as they were before any change; but a run may always be trained for longer."""
+        before = self.config["facts"].get("began", {})
+        return {**self.settings, **{k: v for k, v in before.items() if k in AFTER_DIVERGENCE}}
+
+    @property
+    def mended(self) -> list[str]:
+        """What was changed after a divergence, as it stands in the config."""
+        changes = self.config["facts"].get("changes", [])
+        return [c for c in changes if c.partition(": ")[2].partition(" ")[0] in AFTER_DIVERGENCE]
 
     def partition(self) -> tuple[list[Rows], list[Rows]]:
         """The clients' training rows, and the rows they hold out (none without --holdout)."""
@@ -285,6 +307,20 @@ class RunDirectory:
         path = self.path / "summary.json"
         return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
+    @property
+    def divergence(self) -> Divergence | None:
+        """How the run ended, if it ended in a divergence and was not taken up since."""
+        path = self.path / "diverged.json"
+        return Divergence(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+
+    def diverged(self, divergence: Divergence) -> None:
+        write_whole(self.path / "diverged.json", (json.dumps(vars(divergence), indent=2) + "\n").encode())
+
+    def reopen(self) -> None:
+        """The run goes on: it has no end any more."""
+        for name in ("summary.json", "diverged.json"):
+            (self.path / name).unlink(missing_ok=True)
+
     def finish(self, summary: Mapping[str, Any], model: bytes) -> None:
         write_whole(self.path / "model.safetensors", model)
         write_whole(self.path / "summary.json", (json.dumps(finite(summary), indent=2) + "\n").encode())
@@ -297,6 +333,8 @@ def progress_of(folder: Path) -> list[list[str]]:
         run = RunDirectory.open(config.parent)
         history = run.history()
         accuracy = f"{100 * history[-1]['test_accuracy']:.2f}" if history else ""
+        if end := run.divergence:
+            accuracy = f"diverged (round {end.round})"
         rows.append([config.parent.name, f"{len(history)} of {run.settings['rounds']}", accuracy])
     return rows
 
@@ -326,4 +364,4 @@ def summarise(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         values = [r[name] for r in history if r.get(name) is not None]
         if values:
             summary[f"mean_{name}"] = sum(values) / len(values)
-    return summary
+    return summary | {name: last[name] for name in OWN_DATA if last.get(name) is not None}

@@ -19,6 +19,7 @@ COLOURS = (
     "#000000",
     "#999933",
 )  # told apart by colour-blind readers
+LEGEND_ROWS = 22
 STYLES = ("-", "--", "-.", ":")
 PANELS = (
     ("test_accuracy", "test accuracy (%)", 100.0),
@@ -29,35 +30,54 @@ PANELS = (
 History = Sequence[Mapping[str, Any]]
 
 
-def plot_curves(histories: Mapping[str, Sequence[History]], path: Path, title: str = "") -> Path:
-    """Curves of each method, by label: the mean over its runs (seeds) as a line, their range as a band."""
+def plot_curves(
+    histories: Mapping[str, Sequence[History]], path: Path, title: str = "", *, rounds: int = 0
+) -> Path:
+    """Curves of each method, by label: the mean over its runs (seeds) as a line, their range as a band.
+
+    A run that has fewer rounds than `rounds` diverged: a cross marks its end, and the line goes on as
+    the mean of the others.
+    """
     panels = [
         panel for panel in PANELS if any(panel[0] in h[0] for runs in histories.values() for h in runs if h)
-    ]
-    figure = Figure(figsize=(4.6 * len(panels), 3.6), dpi=150, layout="constrained")
+    ] or [PANELS[0]]  # where nothing was measured, an empty picture
+    beside = -(-len(histories) // LEGEND_ROWS) if len(histories) > len(COLOURS) else 0
+    figure = Figure(figsize=(4.6 * len(panels) + 2.2 * beside, 3.6), dpi=150, layout="constrained")
     axes: Sequence[Axes] = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (key, name, factor) in zip(axes, panels, strict=True):
         for index, (label, runs) in enumerate(histories.items()):
-            _line(axis, [[_number(r.get(key)) * factor for r in h] for h in runs], label, index)
+            _line(axis, [[_number(r.get(key)) * factor for r in h] for h in runs], label, index, rounds)
         axis.set(xlabel="round", ylabel=name)
-        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axis.grid(alpha=0.3, linewidth=0.6)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].legend(frameon=False, loc="lower right")
+    if beside:  # too many to lie on the curves
+        handles, labels = axes[0].get_legend_handles_labels()
+        look: dict[str, Any] = {"fontsize": 7, "frameon": False, "handlelength": 3.4}  # shows a whole dash
+        figure.legend(handles, labels, loc="outside right upper", ncols=beside, **look)
+    else:
+        axes[0].legend(frameon=False, loc="lower right")
     if title:
         figure.suptitle(title, fontsize=10)
     figure.savefig(path)
     return path
 
 
-def _line(axis: Axes, runs: Sequence[Sequence[float]], label: str, index: int) -> None:
-    length = min(len(run) for run in runs)
-    values = np.array([run[:length] for run in runs])
-    rounds = np.arange(1, length + 1)
-    colour, style = COLOURS[index % len(COLOURS)], STYLES[index % len(STYLES)]
-    axis.plot(rounds, values.mean(0), color=colour, linestyle=style, label=label, linewidth=1.8)
+def _line(axis: Axes, runs: Sequence[Sequence[float]], label: str, index: int, rounds: int) -> None:
+    length = max(len(run) for run in runs)
+    padded = [[*run, *[np.nan] * (length - len(run))] for run in runs]
+    values = np.ma.masked_invalid(np.array(padded, dtype=float).reshape(len(runs), length))
+    # Another order of styles in each turn through the colours, so that 32 lines look different.
+    colour = COLOURS[index % len(COLOURS)]
+    style = STYLES[(index + index // len(COLOURS)) % len(STYLES)]
+    x = np.arange(1, length + 1)
+    dot = "." if length == 1 else ""  # one round makes no line
+    axis.plot(x, values.mean(0), color=colour, linestyle=style, marker=dot, label=label, linewidth=1.8)
     if len(runs) > 1:
-        axis.fill_between(rounds, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+        axis.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+    for run in runs:
+        if 0 < len(run) < rounds:
+            axis.plot(len(run), run[-1], "x", color=colour, markersize=6)
 
 
 def _number(value: float | None) -> float:

@@ -3,11 +3,11 @@
 Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021.
 """
 
-import warnings
 from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedcsd.errors import note
 from fedcsd.methods._partly_local import PartlyLocal
 from fedcsd.methods.base import Server
 from fedcsd.weights import Layout
@@ -19,7 +19,7 @@ class FedBN(PartlyLocal):
 
     def start(self, server: Server) -> None:
         if not server.weights.layout.norms:
-            warnings.warn("this model has no BatchNorm: fedbn is the same as fedavg here", stacklevel=1)
+            note("this model has no BatchNorm: fedbn is the same as fedavg here")
 
     def local(self, layout: Layout) -> Tensor:
         return layout.mask(layout.norms)

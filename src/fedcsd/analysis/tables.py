@@ -1,0 +1,279 @@
+"""The table of a comparison: as text for the terminal, as Markdown, LaTeX and CSV, all from the same rows."""
+
+import csv
+import io
+import json
+import math
+import re
+import unicodedata
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from fedcsd.errors import Divergence
+
+PER_SEED = ("accuracies", "differences", "own")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method's results over the seeds; lists have one entry a seed."""
+
+    label: str
+    accuracies: list[float]
+    """final test accuracy of each seed, in percent; NaN for a run that diverged"""
+    differences: list[float]
+    """the same less the first method's, seed by seed; NaN where one of the two diverged"""
+    drift: float | None
+    """mean logit drift over rounds and finished runs, where it was tracked"""
+    megabytes: float | None
+    """sent in a finished run, both ways together"""
+    best: float | None
+    """mean over finished runs of the best round's accuracy; not the result"""
+    seconds: float | None = None
+    """of a finished run"""
+    own: list[float] = field(default_factory=list)
+    """accuracy on the clients' own test data in percent, mean over clients; empty if nothing was measured"""
+    personal: bool = False
+    """whether `own` is of each client's own model, not of the global one"""
+    diverged: list[Divergence | None] = field(default_factory=list)
+    """how each run ended: None for one that is finished"""
+    notes: list[str] = field(default_factory=list)
+    """what a reader should know of single runs"""
+    mended: bool = False
+    """whether a run had its settings changed in mid-run, after a divergence"""
+
+    @property
+    def accuracy(self) -> str:
+        return accuracy_cell(self, PLAIN)
+
+    @property
+    def difference(self) -> str:
+        return difference_cell(self, PLAIN)
+
+    @property
+    def whole(self) -> bool:
+        """Whether every seed has a result that was trained as asked."""
+        return not self.mended and all(math.isfinite(a) for a in self.accuracies)
+
+    def to_json(self) -> dict[str, Any]:
+        content = asdict(self)
+        for name in PER_SEED:  # JSON has no NaN
+            content[name] = [v if math.isfinite(v) else None for v in content[name]]
+        return content
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "Row":
+        content = dict(content)
+        for name in PER_SEED:
+            content[name] = [math.nan if v is None else v for v in content.get(name, [])]
+        content["diverged"] = [d and Divergence(**d) for d in content.get("diverged", [])]
+        return cls(**content)
+
+
+def load_rows(path: Path) -> tuple[list[Row], list[int]]:
+    """The rows and seeds of a comparison that was written."""
+    content = json.loads((path / "comparison.json").read_text(encoding="utf-8"))
+    return [Row.from_json(row) for row in content["rows"]], content["seeds"]
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def latex_text(text: str) -> str:
+    """Text as LaTeX shows it, in a document without any package for it."""
+    special = {c: f"\\{c}" for c in "&%$#_{}"} | {
+        "\\": r"\textbackslash{}",
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+    }
+
+    def one(c: str) -> str:
+        name = unicodedata.name(c, "")
+        if name.startswith("GREEK SMALL LETTER ") and name.count(" ") == 3:
+            letter = name.split()[-1].lower()
+            return {"omicron": "o", "lamda": r"$\lambda$"}.get(letter, f"$\\{letter}$")
+        return special.get(c, c)
+
+    escaped = "".join(map(one, one_line(text).replace("µ", "μ")))
+    return re.sub("-(?=-)", "-{}", escaped)  # two hyphens would become one dash
+
+
+@dataclass(frozen=True)
+class Style:
+    """How one kind of table writes what stands in its cells."""
+
+    text: Callable[[str], str]
+    number: Callable[[str, bool], str]
+    """a number with its deviation, as `96.85 ± 1.12`; in bold or not"""
+    nothing: str
+    mended: str
+
+
+def _latex_number(number: str, best: bool) -> str:
+    number = number.replace("±", r"\pm")
+    return f"$\\mathbf{{{number}}}$" if best else f"${number}$"
+
+
+PLAIN = Style(str, lambda number, best: number, "–", " †")
+MARKDOWN = Style(
+    lambda text: one_line(text).replace("|", "\\|"),
+    lambda number, best: f"**{number}**" if best else number,
+    "–",
+    " †",
+)
+LATEX = Style(latex_text, _latex_number, "--", r"\,$^\dagger$")
+
+
+def known(values: Sequence[float]) -> list[float]:
+    return [v for v in values if math.isfinite(v)]
+
+
+def spread(values: Sequence[float], sign: str = "") -> str:
+    """Mean ± standard deviation over seeds; one seed has no deviation."""
+    text = f"{mean(values):{sign}.2f}"
+    return f"{text} ± {stdev(values):.2f}" if len(values) > 1 else text
+
+
+def accuracy_cell(row: Row, style: Style, best: bool = False) -> str:
+    values, ends = known(row.accuracies), [end.round for end in row.diverged if end]
+    if not values:
+        first, last = min(ends, default=0), max(ends, default=0)
+        return f"diverged (round {first})" if first == last else f"diverged (rounds {first} to {last})"
+    text = style.number(spread(values), best) + (style.mended if row.mended else "")
+    return f"{text} ({len(ends)} of {len(row.accuracies)} diverged)" if ends else text
+
+
+def difference_cell(row: Row, style: Style) -> str:
+    """The paired difference; says over how many seeds where it is fewer than the accuracy has."""
+    pairs = known(row.differences)
+    if not pairs:
+        return style.nothing
+    text = style.number(spread(pairs, "+"), False)
+    if len(pairs) < len(known(row.accuracies)):
+        text += f" ({len(pairs)} of {len(row.differences)} seeds)"
+    return text
+
+
+def best_of(rows: Sequence[Row]) -> list[bool]:
+    """Which rows have the highest accuracy, as it is shown. A mean that leaves out what diverged, or
+    has runs with other settings in it, is not compared."""
+    shown = [f"{mean(row.accuracies):.2f}" if row.whole else "-inf" for row in rows]
+    top = max(shown, key=float)
+    return [len(rows) > 1 and row.whole and text == top for row, text in zip(rows, shown, strict=True)]
+
+
+def table(rows: Sequence[Row], style: Style = PLAIN) -> tuple[list[str], list[list[str]]]:
+    """Head and cells of the comparison; drift and the clients' own data only where they were measured."""
+
+    def number(value: float | None, digits: int = 2) -> str:
+        return style.nothing if value is None else style.number(f"{value:.{digits}f}", False)
+
+    tracked, own = any(row.drift is not None for row in rows), any(row.own for row in rows)
+    head = ["method", "accuracy (%)", f"vs {rows[0].label}"]
+    head += ["own data (%)"] * own + ["logit drift"] * tracked + ["sent (MB)", "best (%)"]
+    cells = []
+    for row, best in zip(rows, best_of(rows), strict=True):
+        cell = [style.text(row.label), accuracy_cell(row, style, best)]
+        cell.append("" if row is rows[0] else difference_cell(row, style))
+        if own:
+            values = known(row.own)
+            cell.append(style.number(spread(values), False) if values else style.nothing)
+        cell += [number(row.drift, 3)] * tracked
+        cells.append([*cell, number(row.megabytes), number(row.best)])
+    return [style.text(name) for name in head], cells
+
+
+def captions(rows: Sequence[Row], seeds: Sequence[int]) -> list[str]:
+    """What the columns are, a line each."""
+    over = f"seed {seeds[0]}"
+    if len(seeds) > 1:
+        over = (
+            f"mean ± standard deviation over seeds {', '.join(map(str, seeds))}; differences paired by seed"
+        )
+    lines = [f"accuracy of the final round, {over}"]
+    if any(row.own for row in rows):
+        model = "the global model"
+        if any(row.personal for row in rows):
+            model = "each client's own model where the method has one, else the global model,"
+        lines.append(f"own data: {model} on each client's own test data, mean over clients")
+    if any(row.drift is not None for row in rows):
+        lines.append(
+            "logit drift: KL(global ‖ local) after local training, mean over all rounds; sent: both ways, all rounds"
+        )
+    if any(row.mended for row in rows):
+        lines.append("†: with runs whose settings were changed after a divergence")
+    return lines
+
+
+def remarks(rows: Sequence[Row]) -> list[str]:
+    """What a reader should know of single runs, a line each."""
+    return [f"{row.label}, {note}" for row in rows for note in row.notes]
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    head, cells = table(rows, MARKDOWN)
+    lines = ["| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *cells)]
+    notes = [f"- {'† ' * row.mended}{MARKDOWN.text(row.label)}, {note}" for row in rows for note in row.notes]
+    return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
+
+
+def latex(rows: Sequence[Row], seeds: Sequence[int]) -> str:
+    """A tabular to \\input into a document that uses booktabs."""
+    head, cells = table(rows, LATEX)
+    comments = [r"needs \usepackage{booktabs}", *captions(rows, seeds), *remarks(rows)]
+    lines = [
+        *(f"% {one_line(line)}" for line in comments),
+        f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
+        r"\toprule",
+        " & ".join(head) + r" \\",
+        r"\midrule",
+        *(" & ".join(line) + r" \\" for line in cells),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def csv_text(rows: Sequence[Row]) -> str:
+    """A line for each method; what there is no number for is empty."""
+    buffer = io.StringIO()
+    lines = [_csv_line(row) for row in rows]
+    writer = csv.DictWriter(buffer, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return buffer.getvalue()
+
+
+def _csv_line(row: Row) -> dict[str, Any]:
+    def both(name: str, values: Sequence[float]) -> dict[str, Any]:
+        values = known(values)
+        return {
+            f"{name}_mean": round(mean(values), 6) if values else "",
+            f"{name}_std": round(stdev(values), 6) if len(values) > 1 else "",
+        }
+
+    def one(value: float | None) -> Any:
+        return "" if value is None else round(value, 6)
+
+    return {
+        "method": row.label,
+        "seeds": len(row.accuracies),
+        "diverged": sum(end is not None for end in row.diverged),
+        **both("accuracy", row.accuracies),
+        **both("difference", row.differences),
+        "difference_seeds": len(known(row.differences)),
+        **both("own_data", row.own),
+        "own_data_model": ("personal" if row.personal else "global") if row.own else "",
+        "logit_drift": one(row.drift),
+        "megabytes": one(row.megabytes),
+        "seconds": one(row.seconds),
+        "best_accuracy": one(row.best),
+        "notes": "; ".join(row.notes),
+    }
