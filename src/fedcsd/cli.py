@@ -11,7 +11,15 @@ import rich_click as click
 from click.exceptions import Exit
 
 from fedcsd import __version__
-from fedcsd.cli_options import TRAINING, free_name, gather, overwrite_option, set_option, setting_options
+from fedcsd.cli_options import (
+    NOT_DEALING,
+    TRAINING,
+    free_name,
+    gather,
+    overwrite_option,
+    set_option,
+    setting_options,
+)
 from fedcsd.config import TABLES, describe, layered
 from fedcsd.errors import RunStopped, UserError, unknown
 
@@ -92,6 +100,7 @@ def run(
     help="what to do from here on when a loss is not finite",
 )
 @click.option("--workers", type=int, help="worker processes; does not change the result")
+@click.option("--client-state", type=click.Choice(["memory", "disk"]), help="as for run; may change here")
 def resume(path: Path, **changes: Any) -> None:
     """Go on with a run that was cut off, to the same weights bit for bit.
 
@@ -186,7 +195,7 @@ def compare(
     help="write the partition here, for --partition saved --set partition.file=…",
 )
 @set_option
-@setting_options("seed", *TRAINING, "workers", "track_drift", "checkpoint_every", "participation", "dropout")
+@setting_options(*TRAINING, *NOT_DEALING)
 def partition(
     experiment: Path | None,
     plot: Path | None,

@@ -4,7 +4,7 @@ import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ from fedcsd.experiments import FROM_PYTHON, config_of, prepare
 from fedcsd.federation import Experiment, Federation, Record, Watch, cohort
 from fedcsd.methods import Method
 from fedcsd.runs import RunDirectory, summarise
+from fedcsd.states import States, client_states
 from fedcsd.weights import Value, Weights
 
-CHANGEABLE = ("rounds", "lr", "on_divergence", "checkpoint_every", "workers")
+CHANGEABLE = ("rounds", "lr", "on_divergence", "checkpoint_every", "workers", "client_state")
 OnRound = Callable[[Record, int], object]
 """Called after every round with its record and the number of rounds in all."""
 
@@ -90,7 +91,7 @@ def run(
     data      a name, a path, arrays (x_train, y_train, x_test, y_test), or two torch data sets
     model     a name, or a function or class that makes an `nn.Module` ending in a Linear layer;
               it is called with the image shape and the number of classes if it takes arguments
-    out       the run directory; without one nothing is written
+    out       the run directory; without one nothing stays on disk
     settings  everything else by name, as in `fedcsd run --help`: clients, beta, rounds, lr, …
 
     A choice with options is a dict: `data={"name": "femnist", "classes": 62}`.
@@ -163,6 +164,7 @@ def take_up(
         if len(history) > experiment.settings.rounds:
             raise UserError(f"{path} has {len(history)} rounds already: --rounds must be at least that")
         (directory.path / "summary.json").unlink(missing_ok=True)
+        directory.settle(len(history))
         directory.change(len(history), changes)
     except BaseException:
         directory.unlock()
@@ -199,7 +201,7 @@ def resume(
     """Go on with a run from its newest complete checkpoint; a finished run is returned as it is.
 
     Objects that were given from Python must be given again. `changes` may be rounds (to train for
-    longer than was meant), lr, on_divergence, checkpoint_every and workers.
+    longer than was meant), lr, on_divergence, checkpoint_every, workers and client_state.
     """
     given = {
         key: value
@@ -241,8 +243,8 @@ def train(job: Job, watch: Watch | None = None) -> Run:
     """The rounds that are still to do, each recorded and checkpointed."""
     directory = job.directory
     try:
-        with _sigterm_as_interrupt(), _backend(job.experiment) as backend:
-            federation = Federation(job.experiment, backend, watch)
+        with _sigterm_as_interrupt(), _backend(job.experiment) as backend, _states(job) as states:
+            federation = Federation(job.experiment, backend, watch, states)
             if job.saved:
                 federation.load(*job.saved)
             try:
@@ -307,6 +309,13 @@ def _backend(experiment: Experiment) -> Iterator[Backend]:
         yield backend
     finally:
         backend.close()
+
+
+def _states(job: Job) -> AbstractContextManager[States]:
+    experiment = job.experiment
+    return client_states(
+        experiment.settings, experiment.network.layout, job.directory.path if job.directory else None
+    )
 
 
 @contextmanager
