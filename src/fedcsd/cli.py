@@ -12,7 +12,15 @@ from click.exceptions import Exit
 from fedcsd import __version__
 from fedcsd.cli_list import list_
 from fedcsd.cli_new import new_method
-from fedcsd.cli_options import TRAINING, free_name, gather, overwrite_option, set_option, setting_options
+from fedcsd.cli_options import (
+    NOT_DEALING,
+    TRAINING,
+    free_name,
+    gather,
+    overwrite_option,
+    set_option,
+    setting_options,
+)
 from fedcsd.config import TABLES, layered
 from fedcsd.errors import RunStopped, UserError, show_notes
 from fedcsd.naming import short
@@ -95,6 +103,7 @@ def run(
     help="what to do from here on when a loss is not finite",
 )
 @click.option("--workers", type=int, help="worker processes; does not change the result")
+@click.option("--client-state", type=click.Choice(["memory", "disk"]), help="as for run; may change here")
 def resume(path: Path, **changes: Any) -> None:
     """Go on with a run that was cut off, to the same weights bit for bit.
 
@@ -192,7 +201,7 @@ def compare(
     help="write the partition here, for --partition saved --set partition.file=…",
 )
 @set_option
-@setting_options("seed", *TRAINING, "workers", "track_drift", "checkpoint_every", "participation", "dropout")
+@setting_options(*TRAINING, *NOT_DEALING)
 def partition(
     experiment: Path | None,
     plot: Path | None,

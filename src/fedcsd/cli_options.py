@@ -38,6 +38,15 @@ TRAINING = (
     "weight_decay",
     "on_divergence",
 )
+NOT_DEALING = (  # what beside training does not matter to who holds what
+    "seed",
+    "workers",
+    "track_drift",
+    "checkpoint_every",
+    "client_state",
+    "participation",
+    "dropout",
+)
 PANELS = dict.fromkeys(FEDERATION, "The federation") | dict.fromkeys(TRAINING, "Training")
 
 

@@ -18,7 +18,8 @@ from fedcsd.methods import Method, methods
 from fedcsd.naming import free, labelled, method_table, short
 from fedcsd.runs import RunDirectory, write_whole
 
-IRRELEVANT = ("workers", "checkpoint_every", "data_dir")  # settings that do not change a result
+# Settings that do not change a result.
+IRRELEVANT = ("workers", "checkpoint_every", "client_state", "data_dir")
 PERSONAL = "client_accuracy_personal_mean"
 FILES = ("comparison.md", "comparison.csv", "comparison.tex", "comparison.json", "curves.png")
 
@@ -190,7 +191,8 @@ class Cell:
         if not self.exists:
             return begin(self.values, given=self.given, out=self.path, overwrite=self.overwrite)
         assert self.path is not None
-        return take_up(self.path, given=self.given, changes={"workers": self.values.get("workers")})
+        changes = {key: self.values.get(key) for key in ("workers", "client_state")}
+        return take_up(self.path, given=self.given, changes=changes)
 
 
 def _train_all(

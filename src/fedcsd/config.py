@@ -58,6 +58,9 @@ class Settings:
     )
     track_drift: bool = option(False, "measure logit and feature drift in every round")
     checkpoint_every: int = option(1, "rounds between checkpoints", ge=1)
+    client_state: Literal["memory", "disk"] = option(
+        "memory", "where what methods keep of each client lies between its rounds; does not change results"
+    )
     on_divergence: Literal["stop", "skip"] = option(
         "stop", "when a client's loss is not finite: end the run, or leave that client out of the round"
     )

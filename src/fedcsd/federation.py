@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from fedcsd.methods import Method, Server
 from fedcsd.models import Factory
 from fedcsd.models.network import Network
 from fedcsd.packing import finite
+from fedcsd.states import MemoryStates, States
 from fedcsd.training import Site, Stream
 from fedcsd.weights import Value, Values, Weights, nbytes
 
@@ -127,14 +128,20 @@ def spread(name: str, accuracies: Sequence[float]) -> Record:
 class Federation:
     """A federation in training: the server's memory, the clients' memories and the next round."""
 
-    def __init__(self, experiment: Experiment, backend: Backend, watch: Watch | None = None):
+    def __init__(
+        self,
+        experiment: Experiment,
+        backend: Backend,
+        watch: Watch | None = None,
+        states: States | None = None,
+    ):
         self.experiment, self.backend, self.settings = experiment, backend, experiment.settings
         self.server = Server(
             experiment.weights, experiment.data.classes, experiment.features, self.settings.clients
         )
         self.alike = Alike(experiment.data)
         self.shares = np.stack([self.alike.shares(rows) for rows in experiment.parts])
-        self.states: dict[int, Values] = {}
+        self.states = MemoryStates() if states is None else states
         self.ledger = Ledger(self.settings.clients)
         self.watch = watch or Watch()
         self.round = 0  # rounds done
@@ -256,9 +263,9 @@ class Federation:
                 continue
             tally.notes.append(dict(reply.notes))
             if reply.state or reply.client in self.states:
-                self.states[reply.client] = reply.state
+                self.states.put(reply.client, reply.state, self.round + 1)
             tally.bytes_up += sum(nbytes(v) for v in reply.values.values())
-            yield reply
+            yield replace(reply, state={})  # a method that lists its replies does not hold the states too
         tally.open = ""
 
     def _diverged(self, reply: Reply) -> None:
@@ -271,30 +278,34 @@ class Federation:
 
     def _memory(self) -> tuple[Any, ...]:
         ledger = self.ledger
-        kept = (dict(self.server.values), dict(self.states), ledger.last_round.copy(), set(ledger.current))
+        kept = (
+            dict(self.server.values),
+            self.states.snapshot(),
+            ledger.last_round.copy(),
+            set(ledger.current),
+        )
         return *kept, self.round, self.record
 
     def _restore(self, memory: tuple[Any, ...]) -> None:
-        values, self.states, self.ledger.last_round, self.ledger.current, self.round, self.record = memory
+        values, states, self.ledger.last_round, self.ledger.current, self.round, self.record = memory
+        self.states.restore(states)
         self.server.values.clear()
         self.server.values.update(values)
 
     def save(self) -> tuple[dict[str, Any], dict[str, Value]]:
         """Everything that outlives a round, as a header and named values."""
         values: dict[str, Value] = {f"server.{name}": value for name, value in self.server.values.items()}
-        for client, state in self.states.items():
-            values |= {f"client.{client}.{name}": value for name, value in state.items()}
-        return {"round": self.round, "record": finite(self.record), "ledger": self.ledger.to_json()}, values
+        header = {"round": self.round, "record": finite(self.record), "ledger": self.ledger.to_json()}
+        clients, kept = self.states.save(self.round)
+        return header | clients, values | {f"client.{name}": value for name, value in kept.items()}
 
     def load(self, header: dict[str, Any], values: dict[str, Value]) -> None:
         self.round, self.record = header["round"], header["record"]
         self.ledger.from_json(header["ledger"])
         self.server.values.clear()
-        self.states = {}
+        parts: dict[str, dict[str, Value]] = {"server": {}, "client": {}}
         for name, value in values.items():
             kind, _, rest = name.partition(".")
-            if kind == "server":
-                self.server.values[rest] = value
-            else:
-                client, _, key = rest.partition(".")
-                self.states[int(client)] = {**self.states.get(int(client), {}), key: value}
+            parts[kind][rest] = value
+        self.server.values.update(parts["server"])
+        self.states.load(header, parts["client"])

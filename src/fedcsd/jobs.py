@@ -5,7 +5,7 @@ import shlex
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,10 @@ from fedcsd.methods import Method
 from fedcsd.methods._own import digest_of
 from fedcsd.naming import parse
 from fedcsd.runs import RunDirectory, summarise
+from fedcsd.states import States, client_states
 from fedcsd.weights import Value, Weights
 
-CHANGEABLE = ("rounds", "lr", "on_divergence", "checkpoint_every", "workers")
+CHANGEABLE = ("rounds", "lr", "on_divergence", "checkpoint_every", "workers", "client_state")
 OnRound = Callable[[Record, int], object]
 """Called after every round with its record and the number of rounds in all."""
 
@@ -98,7 +99,7 @@ def run(
     data      a name, a path, arrays (x_train, y_train, x_test, y_test), or two torch data sets
     model     a name, or a function or class that makes an `nn.Module` ending in a Linear layer;
               it is called with the image shape and the number of classes if it takes arguments
-    out       the run directory; without one nothing is written
+    out       the run directory; without one nothing stays on disk
     settings  everything else by name, as in `fedcsd run --help`: clients, beta, rounds, lr, …
 
     A choice with options is a dict: `data={"name": "femnist", "classes": 62}`.
@@ -170,6 +171,7 @@ def take_up(
         if len(history) > experiment.settings.rounds:
             raise UserError(f"{path} has {len(history)} rounds already: --rounds must be at least that")
         directory.reopen()
+        directory.settle(len(history))
         directory.change(len(history), changes, _changed_code(path, experiment, directory))
     except BaseException:
         directory.unlock()
@@ -222,7 +224,7 @@ def resume(
     """Go on with a run from its newest complete checkpoint; a finished run is returned as it is.
 
     Objects that were given from Python must be given again. `changes` may be rounds (to train for
-    longer than was meant), lr, on_divergence, checkpoint_every and workers.
+    longer than was meant), lr, on_divergence, checkpoint_every, workers and client_state.
     """
     given = {
         key: value
@@ -278,8 +280,8 @@ def train(job: Job, watch: Watch | None = None) -> Run:
     """The rounds that are still to do, each recorded and checkpointed."""
     directory = job.directory
     try:
-        with _sigterm_as_interrupt(), _backend(job.experiment) as backend:
-            federation = Federation(job.experiment, backend, watch)
+        with _sigterm_as_interrupt(), _backend(job.experiment) as backend, _states(job) as states:
+            federation = Federation(job.experiment, backend, watch, states)
             if job.saved:
                 federation.load(*job.saved)
             try:
@@ -366,6 +368,13 @@ def _backend(experiment: Experiment) -> Iterator[Backend]:
         yield backend
     finally:
         backend.close()
+
+
+def _states(job: Job) -> AbstractContextManager[States]:
+    experiment = job.experiment
+    return client_states(
+        experiment.settings, experiment.network.layout, job.directory.path if job.directory else None
+    )
 
 
 @contextmanager

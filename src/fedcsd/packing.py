@@ -6,6 +6,7 @@ The same form goes through the pipes to worker processes and into checkpoint fil
 import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -92,6 +93,18 @@ def unpack(blob: bytes, layout: Layout) -> tuple[dict[str, Any], dict[str, Value
         recipe = tuple(entry["recipe"]) if entry.get("recipe") else None
         values[name] = Weights(layout, tensor, entry["token"], recipe) if "token" in entry else tensor
     return body["header"], values
+
+
+def header_of(path: Path) -> dict[str, Any]:
+    """The header of a packed file, without reading its tensors."""
+    try:
+        with open(path, "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            start = file.read(min(size, path.stat().st_size))
+        header: dict[str, Any] = json.loads(json.loads(start)["__metadata__"]["fedcsd"])["header"]
+    except (ValueError, KeyError) as error:
+        raise Torn(f"not a complete fedcsd blob: {error}") from error
+    return header
 
 
 def _checksum(body: str, tensors: Mapping[str, Tensor]) -> str:

@@ -3,7 +3,8 @@
 config.toml        all settings, with versions and host facts
 partition.npz      which training rows each client holds
 metrics.jsonl      one JSON object a round
-checkpoints/       the last two, each complete in itself
+checkpoints/       the last two, each complete with the files of clients/ that it names
+clients/           what methods keep of each client, if that is kept on disk
 summary.json       written when the run is finished
 diverged.json      written when it ended in a divergence instead
 model.safetensors  the final global model
@@ -25,11 +26,11 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from fedcsd import __version__
-from fedcsd.config import FACTS
+from fedcsd import __version__, states
+from fedcsd.config import FACTS, Settings
 from fedcsd.data.partition import Rows, unpacked
 from fedcsd.errors import Divergence, UserError
-from fedcsd.packing import Torn, finite, pack, unpack
+from fedcsd.packing import Torn, finite, header_of, pack, unpack
 from fedcsd.weights import Layout, Value
 
 CHECKPOINTS_KEPT = 2
@@ -45,6 +46,7 @@ OWN = {
     "partition.npz",
     "metrics.jsonl",
     "checkpoints",
+    states.FOLDER,
     "summary.json",
     "diverged.json",
     "model.safetensors",
@@ -186,10 +188,13 @@ class RunDirectory:
 
     def _clear(self) -> None:
         # Without its config it is no run any more, so that goes first.
-        for name in ("config.toml", *sorted(OWN - {"config.toml", "lock", "checkpoints"})):
+        for name in ("config.toml", *sorted(OWN - {"config.toml", "lock", "checkpoints", states.FOLDER})):
             (self.path / name).unlink(missing_ok=True)
         for _, checkpoint in self._checkpoints():
             checkpoint.unlink()
+        self._sweep()
+        with suppress(OSError):  # none there, or someone's own files in it
+            self._clients.rmdir()
 
     def lock(self) -> None:
         """One process at a time trains a run. The lock dies with its process."""
@@ -223,11 +228,12 @@ class RunDirectory:
     def change(self, rounds: int, changes: Mapping[str, Any], code: Mapping[str, Any] | None = None) -> None:
         """Settings, or facts about code, that differ after this many rounds; the config keeps what they were."""
         config, code = self.config, code or {}
-        news = [f"after round {rounds}: {k} {config[k]} -> {v}" for k, v in changes.items() if config[k] != v]
         facts = config["facts"]
+        before = {k: config.get(k, getattr(Settings, k)) for k in changes}  # an old run lacks new settings
+        news = [f"after round {rounds}: {k} {before[k]} -> {v}" for k, v in changes.items() if before[k] != v]
         news += [f"after round {rounds}: code of the {k} {facts[k]} -> {v}" for k, v in code.items()]
         if news:
-            began = {k: config[k] for k in changes} | facts.get("began", {})
+            began = before | facts.get("began", {})
             config["facts"] = {**facts, **code, "changes": facts.get("changes", []) + news, "began": began}
             write_whole(self.path / "config.toml", tomli_w.dumps({**config, **changes}).encode())
 
@@ -278,12 +284,41 @@ class RunDirectory:
         write_whole(self._checkpoint_path(header["round"]), pack(header, values, checksum=True))
         for _, path in list(self._checkpoints())[CHECKPOINTS_KEPT:]:
             path.unlink(missing_ok=True)
+        self._sweep()
+
+    def settle(self, rounds: int) -> None:
+        """Remove what a run that goes on after this many rounds has passed over or left behind."""
+        for number, path in self._checkpoints():
+            if number > rounds:
+                path.unlink()
+        self._sweep()
+
+    def _sweep(self) -> None:
+        headers = []
+        for _, path in self._checkpoints() if self._clients.is_dir() else ():
+            with suppress(Torn):
+                headers.append(header_of(path))
+        states.sweep(self._clients, headers)
+
+    @property
+    def _clients(self) -> Path:
+        return self.path / states.FOLDER
 
     def latest(self, layout: Layout) -> tuple[dict[str, Any], dict[str, Value]] | None:
-        """The newest checkpoint that is complete; a torn one is passed over."""
+        """The newest checkpoint that is complete with what it names; a torn one is passed over."""
+        lost = ""
         for _, path in self._checkpoints():
             with suppress(Torn):
-                return unpack(path.read_bytes(), layout)
+                header, values = unpack(path.read_bytes(), layout)
+                missing = states.first_lost(self._clients, header, layout)
+                if not missing:
+                    return header, values
+                lost = lost or missing
+        if lost:
+            raise UserError(
+                f"{self._clients / lost} is missing or damaged and there is no complete checkpoint without it: "
+                "restore it, or start again with fedcsd run --overwrite"
+            )
         return None
 
     def _checkpoint_path(self, round: int) -> Path:

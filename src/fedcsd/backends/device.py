@@ -20,8 +20,9 @@ class DeviceBackend:
     def ask(self, request: Request, clients: Sequence[int], states: Mapping[int, Values]) -> Iterator[Reply]:
         there = replace(request, values=moved(request.values, self.site.device))
         for client in clients:
+            state = states.get(client, {})
             try:
-                reply = self.site.answer(there, client, moved(states.get(client, {}), self.site.device))
+                reply = self.site.answer(there, client, moved(state, self.site.device))
             except Exception as error:
                 failed = MethodFailed(f"client {client} failed: {in_short(error)}")
                 failed.add_note(traceback.format_exc())
