@@ -21,12 +21,13 @@ from rich.console import Console
 import fedcsd as package
 from fedcsd import console
 from fedcsd.analysis import curves, tables
+from fedcsd.analysis.summary import summarise
 from fedcsd.analysis.tables import Row
 from fedcsd.comparison import rows
 from fedcsd.errors import Diverged, Divergence, Note, UserError
 from fedcsd.federation import Watch
 from fedcsd.jobs import Run
-from fedcsd.runs import RunDirectory, summarise
+from fedcsd.runs import RunDirectory
 from fedcsd.training import Client
 from fedcsd.weights import Values, Weights
 

@@ -19,8 +19,9 @@ from conftest import blobs
 from safetensors.torch import load_file
 
 import fedcsd as package
+from fedcsd.analysis.summary import summarise
 from fedcsd.errors import UserError
-from fedcsd.runs import RunDirectory, summarise, write_whole
+from fedcsd.runs import RunDirectory, write_whole
 
 SMALL: dict[str, Any] = {"clients": 4, "min_samples": 2, "epochs": 1, "workers": 2}
 

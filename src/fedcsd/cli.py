@@ -248,8 +248,9 @@ def show(path: Path) -> None:
         show_compared(path, *load_rows(path))
         return
 
+    from fedcsd.analysis.summary import progress_of, summarise
     from fedcsd.console import say, show_run, show_table, sparkline
-    from fedcsd.runs import RunDirectory, progress_of, summarise
+    from fedcsd.runs import RunDirectory
 
     if not (path / "config.toml").exists() and (parts := progress_of(path)):
         show_table(["run", "rounds", "accuracy (%)"], parts)

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from fedcsd.analysis.summary import summarise
 from fedcsd.backends import Backend
 from fedcsd.backends.device import DeviceBackend
 from fedcsd.backends.local import LocalBackend, cores
@@ -24,7 +25,7 @@ from fedcsd.federation import Experiment, Federation, Record, Watch, cohort
 from fedcsd.methods import Method
 from fedcsd.methods._own import digest_of
 from fedcsd.naming import parse
-from fedcsd.runs import RunDirectory, summarise
+from fedcsd.runs import RunDirectory
 from fedcsd.states import States, client_states
 from fedcsd.weights import Value, Weights
 

@@ -16,7 +16,7 @@ import platform
 import shlex
 import shutil
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib import metadata
 from io import BytesIO
@@ -35,12 +35,6 @@ from fedcsd.weights import Layout, Value
 
 CHECKPOINTS_KEPT = 2
 AFTER_DIVERGENCE = ("lr", "on_divergence")  # settings that may change in mid-run so that it can go on
-OWN_DATA = (
-    "client_accuracy_mean",
-    "client_accuracy_worst_decile",
-    "client_accuracy_personal_mean",
-    "client_accuracy_personal_worst_decile",
-)  # of the final round: the global model, and each client's own, on the clients' own test data
 OWN = {
     "config.toml",
     "partition.npz",
@@ -361,42 +355,5 @@ class RunDirectory:
         write_whole(self.path / "summary.json", (json.dumps(finite(summary), indent=2) + "\n").encode())
 
 
-def progress_of(folder: Path) -> list[list[str]]:
-    """Of each run in a folder: its name, the rounds done and the accuracy so far."""
-    rows = []
-    for config in sorted(folder.glob("*/config.toml")):
-        run = RunDirectory.open(config.parent)
-        history = run.history()
-        accuracy = f"{100 * history[-1]['test_accuracy']:.2f}" if history else ""
-        if end := run.divergence:
-            accuracy = f"diverged (round {end.round})"
-        rows.append([config.parent.name, f"{len(history)} of {run.settings['rounds']}", accuracy])
-    return rows
-
-
 def _line(record: Mapping[str, Any]) -> bytes:
     return json.dumps(finite(record)).encode() + b"\n"
-
-
-def summarise(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The result of a run: the final round counts; the best one is shown as what it is."""
-    accuracies = [r["test_accuracy"] for r in history]
-    last = history[-1]
-    best = max(range(len(history)), key=lambda i: accuracies[i])
-    summary = {
-        "rounds": len(history),
-        "final_accuracy": accuracies[-1],
-        "final_loss": last["test_loss"],
-        "mean_of_last_ten_accuracy": sum(accuracies[-10:]) / len(accuracies[-10:]),
-        "best_accuracy": accuracies[best],
-        "best_round": history[best]["round"],
-        "bytes_down": sum(r["bytes_down"] for r in history),
-        "bytes_up": sum(r["bytes_up"] for r in history),
-        "seconds": sum(r["seconds"] for r in history),
-        "diverged": sum(r["diverged"] for r in history),
-    }
-    for name in ("logit_drift", "feature_drift", "local_accuracy"):
-        values = [r[name] for r in history if r.get(name) is not None]
-        if values:
-            summary[f"mean_{name}"] = sum(values) / len(values)
-    return summary | {name: last[name] for name in OWN_DATA if last.get(name) is not None}
