@@ -113,20 +113,27 @@ def filled(page: str, name: str) -> str:
     return page
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    check, stale = parser.parse_args().check, []
+def stale(*, rewrite: bool = False) -> list[str]:
+    """The methods whose page is not up to date; rewritten if told."""
+    found = []
     for name in methods.names:
         path = ROOT / "docs" / "methods" / f"{name}.md"
         before = path.read_text(encoding="utf-8")
         after = filled(before, name)
         if before != after:
-            stale.append(name)
-            if not check:
+            found.append(name)
+            if rewrite:
                 path.write_text(after, encoding="utf-8")
-    print(f"{'out of date' if check else 'rewritten'}: {', '.join(stale) or 'none'}")
-    sys.exit(bool(check and stale))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    found = stale(rewrite=not check)
+    print(f"{'out of date' if check else 'rewritten'}: {', '.join(found) or 'none'}")
+    sys.exit(bool(check and found))
 
 
 if __name__ == "__main__":

@@ -88,3 +88,9 @@ def test_the_experiment_of_the_readme_is_valid(tmp_path: Path) -> None:
     experiment = prepare(layered(read_toml(tmp_path / "experiment.toml")))
     assert experiment.settings.lr == 0.1
     prepare(layered(read_toml(ROOT / "demo.toml"), {"method": "fedcsd"}))
+
+
+def test_the_pages_of_methods_have_the_options_of_the_code_and_the_numbers_of_the_results() -> None:
+    from method_pages import stale
+
+    assert stale() == [], "run python benchmarks/method_pages.py"

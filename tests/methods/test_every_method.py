@@ -15,6 +15,7 @@ from fedcsd.config import describe
 from fedcsd.federation import Experiment, Federation, cohort
 from fedcsd.methods import Method, methods
 from fedcsd.packing import pack, unpack
+from fedcsd.states import DiskStates
 
 STRONG: dict[str, dict[str, Any]] = {
     "feature_distillation": {"mu": 0.1},
@@ -193,6 +194,37 @@ def test_one_worker_or_two_or_none_gives_the_same(name: str) -> None:
     for run in runs:
         for key, tensor in here.server.weights.named().items():
             assert torch.equal(run.weights[key], tensor), key
+
+
+KEEPING = {
+    "ditto": {"personal"},
+    "fedbn": {"local"},
+    "feddc": {"drift", "variate"},
+    "feddyn": {"multiplier"},
+    "fedper": {"local"},
+    "moon": {"previous"},
+    "scaffold": {"variate"},
+}
+"""What clients remember, by name."""
+
+
+@every_method
+def test_what_its_clients_remember_and_that_it_may_lie_on_disk(name: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"participation": 0.5, "clients": 5, "factory": one_class_net}
+    experiment = small(make(name), **settings)
+    in_memory = trained(make(name), rounds=4, experiment=experiment)
+    on_disk = Federation(experiment, Here(experiment), states=DiskStates(tmp_path, experiment.network.layout))
+    for _ in range(4):
+        on_disk.step()
+    assert torch.equal(in_memory.server.weights.flat, on_disk.server.weights.flat)
+    assert in_memory.states.keys() == on_disk.states.keys()
+    for client in in_memory.states:
+        kept = in_memory.states[client]
+        assert set(kept) == KEEPING[name]
+        assert same(
+            *({n: getattr(v, "flat", v) for n, v in s.items()} for s in (kept, on_disk.states[client]))
+        )
+    assert bool(in_memory.states) == (name in KEEPING)
 
 
 @pytest.mark.filterwarnings("ignore:this model has no BatchNorm")
