@@ -168,7 +168,16 @@ def test_list(fedcsd: Fedcsd, what: str) -> None:
     assert expected in result.stdout
 
 
+def test_list_of_one_method_says_what_its_options_mean(fedcsd: Fedcsd) -> None:
+    result = fedcsd("list", "methods", "fedcsd")
+    assert "Rethinking Client Drift" in result.stdout
+    assert "weight of the distillation term" in result.stdout
+    assert "fedcsd:m1" in result.stdout
+
+
 BAD = [
+    (("list", "methods", "fedcds"), "unknown method 'fedcds': did you mean fedcsd?"),
+    (("list", "models", "mlp"), "takes no name: leave mlp out"),
     (("run", "--method", "fedcds"), "unknown method 'fedcds': did you mean fedcsd?"),
     (("run", "--data", "digit"), "unknown data set 'digit': did you mean digits?"),
     (("run", "--model", "mlpp"), "unknown model 'mlpp': did you mean mlp?"),

@@ -1,6 +1,7 @@
 """`fedcsd list`: what there is to choose from."""
 
 import inspect
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
@@ -15,15 +16,23 @@ if TYPE_CHECKING:
 
 @click.command(name="list")
 @click.argument("what", metavar="methods|datasets|models|partitions")
-def list_(what: str) -> None:
-    """What there is to choose from: methods, datasets, models or partitions."""
+@click.argument("name", required=False)
+def list_(what: str, name: str | None) -> None:
+    """What there is to choose from: methods, datasets, models or partitions.
+
+    \b
+      fedcsd list methods
+      fedcsd list methods fedcsd      # one method, with what its options mean
+    """
     from fedcsd.console import say, show_table
 
     kinds = ("methods", "datasets", "models", "partitions")
     if what not in kinds:
         raise unknown("list", what, kinds)
+    if name and what != "methods":
+        raise UserError(f"`fedcsd list {what}` takes no name: leave {name} out")
     if what == "methods":
-        list_methods()
+        show_method(name) if name else list_methods()
         return
     show_table([what, ""], list_entries(what), left=2)
     if what == "datasets":
@@ -31,29 +40,50 @@ def list_(what: str) -> None:
 
 
 def list_methods() -> None:
-    """Every method that has a name, with its options and presets; a broken one with what is wrong."""
-    from fedcsd.console import say
+    """Every method that has a name, with its options; a broken one with what is wrong."""
+    from fedcsd.console import say, show_table
     from fedcsd.methods import methods
     from fedcsd.methods._own import from_entry, installed
 
-    for name in methods.names:
-        show_method(name, methods.load(name))
+    rows = [
+        (name, _first_line(cls), _defaults(cls)) for name in methods.names for cls in [methods.load(name)]
+    ]
     for name, entries in installed().items():
         home = ", ".join(entry.value for entry in entries)
         if name in methods.names:
-            say(f"  {home} is hidden by the built-in method of that name", bold=name)
+            rows.append((name, f"{home} is hidden by the built-in method of that name", ""))
             continue
         try:
-            show_method(name, from_entry(name, entries), f" ({home})")
+            cls = from_entry(name, entries)
+            rows.append((name, f"{_first_line(cls)} ({home})", _defaults(cls)))
         except UserError as error:
-            say(f"  ({home}) cannot be used: {error}", bold=name)
+            rows.append((name, f"({home}) cannot be used: {error}", ""))
+    show_table(["method", "", "options"], rows, left=3)
+    say("what the options mean: `fedcsd list methods NAME`; options are given as NAME:OPTION=VALUE")
     say("or your own: my_method.py:Class, package.module:Class; `fedcsd new-method` writes one to start from")
 
 
-def show_method(name: str, cls: type["Method"], home: str = "") -> None:
-    from fedcsd.console import say, show_table
+def _about(cls: type["Method"]) -> str:
+    """What a built-in method does, without formulas: the first line of its file, after its name."""
+    return _first_line(sys.modules[cls.__module__]).partition(": ")[2].rstrip(".")
 
-    say(f"  {_first_line(cls)}{home}", bold=name)
+
+def _defaults(cls: type["Method"]) -> str:
+    """The options of a method with their defaults, and its presets."""
+    options = ", ".join(f"{key}={default}" for key, default, _ in describe(cls))
+    presets = ", ".join(cls.presets)
+    return f"{options}; presets {presets}" if presets else options
+
+
+def show_method(name: str) -> None:
+    """One method: where it is from, what its options mean, its presets."""
+    from fedcsd.console import say, show_table
+    from fedcsd.methods import methods
+
+    cls = methods.load(name)
+    say(f"  {_first_line(cls)}", bold=name)
+    if paper := (sys.modules[cls.__module__].__doc__ or "").strip().partition("\n\n")[2]:
+        say(" ".join(paper.split()))
     if options := describe(cls):
         show_table(["option", "default", "meaning"], options, left=3)
     presets = [

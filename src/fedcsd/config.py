@@ -128,9 +128,18 @@ def describe(cls: type) -> list[tuple[str, str, str]]:
         kind = get_type_hints(cls)[f.name]
         choices = f" ({', '.join(map(str, get_args(kind)))})" if get_origin(kind) is Literal else ""
         rows.append(
-            (f.name, "" if f.default is MISSING else str(f.default), f.metadata.get("meaning", "") + choices)
+            (
+                f.name,
+                "" if f.default is MISSING else _text(f.default),
+                f.metadata.get("meaning", "") + choices,
+            )
         )
     return rows
+
+
+def _text(value: Any) -> str:
+    """A value as one writes it in a config."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 FACTS = ("versions", "host", "facts")
