@@ -45,9 +45,7 @@ def list_methods() -> None:
     from fedcsd.methods import methods
     from fedcsd.methods._own import from_entry, installed
 
-    rows = [
-        (name, _first_line(cls), _defaults(cls)) for name in methods.names for cls in [methods.load(name)]
-    ]
+    rows = [(name, _about(methods.load(name)), _defaults(methods.load(name))) for name in methods.names]
     for name, entries in installed().items():
         home = ", ".join(entry.value for entry in entries)
         if name in methods.names:
