@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 SETS = {
     "methods-mnist.json": "MNIST, simple CNN",
     "methods-cifar100.json": "CIFAR-100, simple CNN",
-    "methods-office.json": "Office-Caltech-10, AlexNet with BatchNorm",
+    "methods-cifar100-resnet18.json": "CIFAR-100, ResNet-18 (with BatchNorm)",
 }
 Rows = list[dict[str, Any]]
 
@@ -68,12 +68,11 @@ def tables(name: str, file: str, title: str, content: dict[str, Any]) -> list[st
     clients = settings.get("clients", 10)
     over = f"mean ± standard deviation over seeds {', '.join(map(str, seeds))} (`results/{file}`):"
     head = f"{title}: {size}{clients} clients, {epochs}; final test accuracy in percent, {over}"
-    if "office" in file:
-        head = head.replace("final test accuracy", "mean of the domains' final test accuracy")
-    found = [head, grid(rows, labels, "domain" if "office" in file else "accuracy")]
+    found = [head, grid(rows, labels, "accuracy")]
     if any("client_accuracy_personal" in run for row in rows for run in row["runs"] if row["method"] == name):
         found += [
-            "Each client on its own data, the global model for FedAvg and the client's own for this method:",
+            "Each client on its own data, the global model for FedAvg and the client's own for this method"
+            f"{content.get('own_data', '')}:",
             grid(rows, labels, own),
         ]
     return found
@@ -86,6 +85,7 @@ def own(run: dict[str, Any]) -> float | None:
 
 def grid(rows: Rows, labels: list[str], key: str | Callable[[dict[str, Any]], float | None]) -> str:
     columns = sorted({(row["beta"], row["lr"]) for row in rows})
+    most = max(len(row["runs"]) for row in rows)
     betas = len({beta for beta, _ in columns}) > 1
     lines = [
         "| | " + " | ".join(f"β {b:g}, lr {lr:g}" if betas else f"lr {lr:g}" for b, lr in columns) + " |"
@@ -95,7 +95,8 @@ def grid(rows: Rows, labels: list[str], key: str | Callable[[dict[str, Any]], fl
         cells = {}
         for row in (r for r in rows if r["method"] == label):
             runs = [{**run, "shown": key(run) if callable(key) else run.get(key)} for run in row["runs"]]
-            cells[row["beta"], row["lr"]] = text(runs, "shown")
+            fewer = f" ({len(runs)} seeds)" if len(runs) < most else ""
+            cells[row["beta"], row["lr"]] = text(runs, "shown") + fewer.replace("(1 seeds)", "(1 seed)")
         lines.append(f"| {label} | " + " | ".join(cells.get(c, "") for c in columns) + " |")
     return "\n".join(lines)
 

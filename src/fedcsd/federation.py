@@ -139,8 +139,8 @@ class Federation:
         self.server = Server(
             experiment.weights, experiment.data.classes, experiment.features, self.settings.clients
         )
-        self.alike = Alike(experiment.data)
-        self.shares = np.stack([self.alike.shares(rows) for rows in experiment.parts])
+        alike = Alike(experiment.data, len(experiment.parts))
+        self.own_tests = [alike.rows(k, rows) for k, rows in enumerate(experiment.parts)]
         self.states = MemoryStates() if states is None else states
         self.ledger = Ledger(self.settings.clients)
         self.watch = watch or Watch()
@@ -215,9 +215,12 @@ class Federation:
                 if (domains == d).any()
             }
             record |= {"domain_accuracy": each, "domain_mean": sum(each.values()) / len(each)}
-        parts = np.split(local, np.cumsum([len(h) for h in held])[:-1])
-        own = [float(part.mean()) for part in parts if len(part)]
-        record |= spread("client_accuracy", own if held else self.alike.accuracies(test, self.shares))
+        if held:
+            parts = np.split(local, np.cumsum([len(h) for h in held])[:-1])
+            own = [float(part.mean()) for part in parts if len(part)]
+        else:
+            own = [float(test[rows] @ shares) for rows, shares in self.own_tests if len(rows)]
+        record |= spread("client_accuracy", own)
         return record | spread("client_accuracy_personal", self._personal())
 
     def _personal(self) -> list[float]:

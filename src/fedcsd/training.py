@@ -287,7 +287,7 @@ class Site:
             (data.x_train, data.y_train, rows) for rows in torch.split(kept, FORWARD_BATCH) if len(rows)
         ]
         self.probe_rows = test[:PROBE]
-        self.alike = Alike(data)
+        self.alike = Alike(data, len(parts))
         self.cache: dict[tuple[int, int], Outputs] = {}
         self._networks: dict[str, Network] = {}
         self._round = -1
@@ -321,8 +321,11 @@ class Site:
             rows = self.held[number]
             even = torch.full((len(rows),), 1 / max(1, len(rows)), dtype=torch.float64, device=self.device)
             return data.x_train, data.y_train, rows, even
-        rows, shares = self.alike.rows(self.parts[number].cpu().numpy())
-        return data.x_test, data.y_test, rows.to(self.device), shares.to(self.device)
+        rows, shares = (
+            torch.from_numpy(found).to(self.device)
+            for found in self.alike.rows(number, self.parts[number].cpu().numpy())
+        )
+        return data.x_test, data.y_test, rows, shares
 
     def probe(self, weights: Weights) -> Outputs:
         """Outputs on the probe images; remembered for the round."""

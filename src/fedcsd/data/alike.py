@@ -4,49 +4,50 @@ Where the test data has domains (photographs and sketches, say), the images are 
 """
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from fedcsd.data.dataset import Dataset
 from fedcsd.data.partition import Rows
 
 DOMAINS = 20  # more groups than this are writers or devices, each with too few test images
-IMAGES = 500  # test images that a client's own model is tried on
+FEWEST = 50  # images that a client is tested on, however many clients there are
 
 
 class Alike:
-    """The kinds of test images (classes, or classes of a domain), and each client's share of them."""
+    """Deals test images to clients by kind: a class, or a class of a domain.
 
-    def __init__(self, data: Dataset):
+    All clients together test on about twice as many images as there are, so that testing every
+    client costs about as much as testing one model twice.
+    """
+
+    def __init__(self, data: Dataset, clients: int):
         groups, c = data.groups, data.classes
-        self.train, self.test = data.y_train.cpu().numpy(), data.y_test.cpu().numpy()
+        self.train, test = data.y_train.cpu().numpy(), data.y_test.cpu().numpy()
         self.kinds = c
         if groups is not None and groups.test is not None and len(groups.names) <= DOMAINS:
             self.train = self.train + c * groups.train.cpu().numpy()
-            self.test = self.test + c * groups.test.cpu().numpy()
+            test = test + c * groups.test.cpu().numpy()
             self.kinds = c * len(groups.names)
-        self.counts = np.bincount(self.test, minlength=self.kinds)
+        self.images = max(FEWEST, 2 * len(test) // clients)
+        order = np.argsort(test, kind="stable")
+        self.counts = np.bincount(test, minlength=self.kinds)
+        self.of_kind = np.split(order, np.cumsum(self.counts)[:-1])
 
-    def shares(self, rows: Rows) -> NDArray[np.float64]:
-        """The share of each kind among these training rows; kinds without test images are left out.
-        All 0 if no test image is like them [kinds]."""
+    def rows(self, client: int, rows: Rows) -> tuple[Rows, NDArray[np.float64]]:
+        """Test rows like the client's training rows, and what each counts for (in all 1).
+
+        A kind of few images counts as much as it does in training, whatever the rounding; one without
+        test images is left out. Empty if no test image is like the client's.
+        """
         held = np.bincount(self.train[rows], minlength=self.kinds) * (self.counts > 0)
-        return np.asarray(held / max(1, held.sum()), dtype=np.float64)
-
-    def accuracies(self, correct: NDArray[np.bool_], shares: NDArray[np.float64]) -> list[float]:
-        """From which test images a model gets right [N] to its accuracy on the data of each client
-        whose shares are given [clients, kinds]; clients without any test image are left out."""
-        right = np.bincount(self.test, weights=correct, minlength=self.kinds) / np.maximum(1, self.counts)
-        return [float(share @ right) for share in shares if share.any()]
-
-    def rows(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Test rows like these training rows, some hundreds, and what each counts for (in all 1)."""
-        shares, chosen, counts = self.shares(rows), [], []
-        for kind in np.flatnonzero(shares):
-            some = np.flatnonzero(self.test == kind)[: int(np.ceil(IMAGES * shares[kind]))]
-            chosen.append(some)
-            counts.append(np.full(len(some), shares[kind] / len(some)))
-        if not chosen:
-            return torch.empty(0, dtype=torch.int64), torch.empty(0, dtype=torch.float64)
-        return torch.from_numpy(np.concatenate(chosen)), torch.from_numpy(np.concatenate(counts))
+        kinds = np.flatnonzero(held)
+        if not len(kinds):
+            return np.empty(0, dtype=np.int64), np.empty(0)
+        shares = held[kinds] / held.sum()
+        sizes = np.minimum(np.ceil(self.images * shares).astype(np.int64), self.counts[kinds])
+        # Clients start at different places, so that together they see all of the images.
+        chosen = [
+            self.of_kind[kind][(client * size + np.arange(size)) % self.counts[kind]]
+            for kind, size in zip(kinds, sizes, strict=True)
+        ]
+        return np.concatenate(chosen), np.repeat(shares / sizes, sizes)
