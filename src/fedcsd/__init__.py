@@ -15,8 +15,28 @@ _homes = {
     "load_run": "fedcsd.jobs",
     "Run": "fedcsd.jobs",
     "compare": "fedcsd.comparison",
+    "ConfidencePenalty": "fedcsd.methods.confidence_penalty",
+    "Ditto": "fedcsd.methods.ditto",
+    "FeatureDistillation": "fedcsd.methods.feature_distillation",
+    "FedAdagrad": "fedcsd.methods.fedadagrad",
+    "FedAdam": "fedcsd.methods.fedadam",
     "FedAvg": "fedcsd.methods.fedavg",
+    "FedAvgM": "fedcsd.methods.fedavgm",
+    "FedBN": "fedcsd.methods.fedbn",
     "FedCSD": "fedcsd.methods.fedcsd",
+    "FedDC": "fedcsd.methods.feddc",
+    "FedDyn": "fedcsd.methods.feddyn",
+    "FedGKD": "fedcsd.methods.fedgkd",
+    "FedNova": "fedcsd.methods.fednova",
+    "FedNTD": "fedcsd.methods.fedntd",
+    "FedPer": "fedcsd.methods.fedper",
+    "FedProto": "fedcsd.methods.fedproto",
+    "FedProx": "fedcsd.methods.fedprox",
+    "FedYogi": "fedcsd.methods.fedyogi",
+    "LabelSmoothing": "fedcsd.methods.label_smoothing",
+    "LogitDistillation": "fedcsd.methods.logit_distillation",
+    "Moon": "fedcsd.methods.moon",
+    "Scaffold": "fedcsd.methods.scaffold",
     "Method": "fedcsd.methods",
     "Dataset": "fedcsd.data",
     "UserError": "fedcsd.errors",
@@ -29,16 +49,56 @@ if TYPE_CHECKING:
     from fedcsd.errors import RunStopped, UserError
     from fedcsd.jobs import Run, load_run, resume, run
     from fedcsd.methods import Method
+    from fedcsd.methods.confidence_penalty import ConfidencePenalty
+    from fedcsd.methods.ditto import Ditto
+    from fedcsd.methods.feature_distillation import FeatureDistillation
+    from fedcsd.methods.fedadagrad import FedAdagrad
+    from fedcsd.methods.fedadam import FedAdam
     from fedcsd.methods.fedavg import FedAvg
+    from fedcsd.methods.fedavgm import FedAvgM
+    from fedcsd.methods.fedbn import FedBN
     from fedcsd.methods.fedcsd import FedCSD
+    from fedcsd.methods.feddc import FedDC
+    from fedcsd.methods.feddyn import FedDyn
+    from fedcsd.methods.fedgkd import FedGKD
+    from fedcsd.methods.fednova import FedNova
+    from fedcsd.methods.fedntd import FedNTD
+    from fedcsd.methods.fedper import FedPer
+    from fedcsd.methods.fedproto import FedProto
+    from fedcsd.methods.fedprox import FedProx
+    from fedcsd.methods.fedyogi import FedYogi
+    from fedcsd.methods.label_smoothing import LabelSmoothing
+    from fedcsd.methods.logit_distillation import LogitDistillation
+    from fedcsd.methods.moon import Moon
+    from fedcsd.methods.scaffold import Scaffold
 
 __all__ = [
+    "ConfidencePenalty",
     "Dataset",
+    "Ditto",
+    "FeatureDistillation",
+    "FedAdagrad",
+    "FedAdam",
     "FedAvg",
+    "FedAvgM",
+    "FedBN",
     "FedCSD",
+    "FedDC",
+    "FedDyn",
+    "FedGKD",
+    "FedNTD",
+    "FedNova",
+    "FedPer",
+    "FedProto",
+    "FedProx",
+    "FedYogi",
+    "LabelSmoothing",
+    "LogitDistillation",
     "Method",
+    "Moon",
     "Run",
     "RunStopped",
+    "Scaffold",
     "UserError",
     "compare",
     "load_run",
