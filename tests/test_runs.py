@@ -20,7 +20,7 @@ from safetensors.torch import load_file
 
 import fedcsd as package
 from fedcsd.analysis.summary import summarise
-from fedcsd.errors import UserError
+from fedcsd.errors import Note, UserError
 from fedcsd.runs import RunDirectory, write_whole
 
 SMALL: dict[str, Any] = {"clients": 4, "min_samples": 2, "epochs": 1, "workers": 2}
@@ -155,7 +155,8 @@ def test_a_torn_checkpoint_is_passed_over(tmp_path: Path) -> None:
     newest.write_bytes(newest.read_bytes()[:-100])
     metrics = tmp_path / "cut" / "metrics.jsonl"
     metrics.write_bytes(metrics.read_bytes()[:-30])  # and the last line of measurements is torn as well
-    package.resume(tmp_path / "cut", data=blobs())
+    with pytest.warns(Note, match="what was saved after round 4 is damaged; going back to round 3"):
+        package.resume(tmp_path / "cut", data=blobs())
     same(tmp_path / "whole", tmp_path / "cut")
 
 
@@ -374,3 +375,9 @@ def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path: Path, how: signal.
     assert "are saved; go on with: fedcsd resume run" in errors
     assert "Traceback" not in errors
     assert len(errors.strip().splitlines()) == 1
+
+
+def test_a_finished_run_takes_no_change_that_would_do_nothing(tmp_path: Path) -> None:
+    package.run(data=blobs(), rounds=1, out=tmp_path / "run", **SMALL)
+    with pytest.raises(UserError, match="is finished, --lr would have no effect: give --rounds as well"):
+        package.resume(tmp_path / "run", data=blobs(), lr=0.5)

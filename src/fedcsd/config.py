@@ -116,9 +116,11 @@ def check_range(label: str, value: float, limits: Mapping[str, Any]) -> None:
         "lt": ("less than", operator.lt),
     }
     limits = {key: limit for key, limit in limits.items() if key in tests and limit is not None}
-    if not math.isfinite(value) or not all(tests[key][1](value, limit) for key, limit in limits.items()):
+    if not math.isfinite(value):
+        raise UserError(f"{label} must be a finite number, not {value}")
+    if not all(tests[key][1](value, limit) for key, limit in limits.items()):
         wanted = [f"{tests[key][0]} {limit}" for key, limit in limits.items()]
-        raise UserError(f"{label} must be {' and '.join(wanted) or 'finite'}, not {value}")
+        raise UserError(f"{label} must be {' and '.join(wanted)}, not {value}")
 
 
 def describe(cls: type) -> list[tuple[str, str, str]]:

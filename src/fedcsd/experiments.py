@@ -134,13 +134,15 @@ def make_method(table: Mapping[str, Any]) -> Method:
                 f"{key} is a setting, not an option of {name}: put it above [method], or use --set {key}=…"
             )
     try:
-        return build(made, options, where="method")
+        method = build(made, options, where="method")
     except UserError:
         raise
     except Exception as error:  # a check of its own, in somebody's __post_init__
         raise UserError(
             f"{name} cannot be made with these options: {type(error).__name__}: {error}"
         ) from error
+    checked(made, plain(method), where="method")  # defaults too: a run that is made can be resumed
+    return method
 
 
 def source_of(experiment: Experiment) -> str:

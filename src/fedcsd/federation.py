@@ -2,6 +2,7 @@
 
 import math
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,12 +11,12 @@ import numpy as np
 import torch
 
 from fedcsd import seeds
-from fedcsd.backends import Backend
+from fedcsd.backends import Backend, in_short
 from fedcsd.config import Settings
 from fedcsd.data import Dataset
 from fedcsd.data.alike import DOMAINS, Alike
 from fedcsd.data.partition import Rows
-from fedcsd.errors import Diverged, MethodFailed
+from fedcsd.errors import Diverged, MethodFailed, RunStopped, UserError
 from fedcsd.exchange import Ledger, Notes, Reply, Request, merge
 from fedcsd.methods import Method, Server
 from fedcsd.models import Factory
@@ -146,7 +147,18 @@ class Federation:
         self.watch = watch or Watch()
         self.round = 0  # rounds done
         self.record: Record = {}  # of the last one
-        experiment.method.start(self.server)
+        self._method_s("start", self.server)
+
+    def _method_s(self, part: str, *arguments: Any) -> None:
+        """Run a part of the method's server half; a mistake in it is told with its place."""
+        try:
+            getattr(self.experiment.method, part)(*arguments)
+        except (RunStopped, UserError):
+            raise
+        except Exception as error:
+            failed = MethodFailed(f"the method's {part}() failed: {in_short(error)}")
+            failed.add_note(traceback.format_exc())
+            raise failed from error
 
     def step(self) -> Record:
         """One round. If it fails or is interrupted, the federation is as it was before."""
@@ -168,7 +180,7 @@ class Federation:
         self.ledger.begin()
         if len(tally.failed) < len(clients):
             with Stream(seeds.torch_seed(self.settings.seed, "server", self.round)):
-                self.experiment.method.round(self.server, self._asker(clients, tally))
+                self._method_s("round", self.server, self._asker(clients, tally))
             if tally.open:
                 raise MethodFailed(f"the method did not read all replies of ask(self.{tally.open}, …)")
         trained = time.perf_counter()

@@ -162,6 +162,10 @@ def take_up(
                 f"{key} cannot change in a run: start a new one, or change {', '.join(CHANGEABLE)}"
             )
     if directory.summary is not None and changes.get("rounds", 0) <= directory.summary["rounds"]:
+        without_effect = sorted({"lr", "on_divergence"} & changes.keys())
+        if without_effect:
+            flag = "--" + without_effect[0].replace("_", "-")
+            raise UserError(f"{path} is finished, {flag} would have no effect: give --rounds as well")
         return None
     experiment = prepare({**directory.settings, **changes}, parts=directory.partition(), **(given or {}))
     _check_same(path, experiment, directory)

@@ -29,7 +29,7 @@ import tomli_w
 from fedcsd import __version__, states
 from fedcsd.config import FACTS, Settings
 from fedcsd.data.partition import Rows, unpacked
-from fedcsd.errors import Divergence, UserError
+from fedcsd.errors import Divergence, UserError, note
 from fedcsd.packing import Torn, finite, header_of, pack, unpack
 from fedcsd.weights import Layout, Value
 
@@ -301,13 +301,19 @@ class RunDirectory:
     def latest(self, layout: Layout) -> tuple[dict[str, Any], dict[str, Value]] | None:
         """The newest checkpoint that is complete with what it names; a torn one is passed over."""
         lost = ""
-        for _, path in self._checkpoints():
+        passed: list[int] = []
+        for number, path in self._checkpoints():
             with suppress(Torn):
                 header, values = unpack(path.read_bytes(), layout)
                 missing = states.first_lost(self._clients, header, layout)
                 if not missing:
+                    if passed:
+                        note(
+                            f"{self.path}: what was saved after round {passed[0]} is damaged; going back to round {number}"
+                        )
                     return header, values
                 lost = lost or missing
+            passed.append(number)
         if lost:
             raise UserError(
                 f"{self._clients / lost} is missing or damaged and there is no complete checkpoint without it: "

@@ -27,7 +27,11 @@ class Sgd:
         network.gradient.zero_()
         loss.backward()  # type: ignore[no-untyped-call]
         if gradient is not None:
-            gradient(network.parameters, network.gradient)
+            changed = gradient(network.parameters, network.gradient)
+            if isinstance(changed, Tensor) and changed is not network.gradient:
+                raise TypeError(
+                    "gradient= must change the gradient in place, such as gradient.add_(…): it gave another tensor, which would be lost"
+                )
         if settings.weight_decay:
             network.gradient.add_(network.parameters, alpha=settings.weight_decay)
         if settings.momentum:

@@ -226,6 +226,10 @@ def _tally(
 ) -> Tensor:
     """Add up what a loss gave for a batch; the loss itself is returned."""
     value, measured = result if isinstance(result, tuple) else (result, {})
+    if value.dim():
+        raise ValueError(
+            f"the loss is of shape {list(value.shape)}: it must be one number, the mean over the batch"
+        )
     sums["train_loss"] += value.detach() * len(batch.labels)
     for name, values in measured.items():
         if values.shape != batch.labels.shape:

@@ -179,7 +179,13 @@ class Bad(FedAvg):
         object.__setattr__(self, "kind", kind)
 
     def round(self, server: Server, ask: Ask) -> None:
-        if self.kind == "unread":
+        if self.kind == "misspelt":
+            list(ask(self.trian, weights=server.weights))
+        elif self.kind == "text":
+            server.note = "x"
+        elif self.kind == "tensor":
+            server.weights = weighted_mean(ask(self.train, weights=server.weights)).flat
+        elif self.kind == "unread":
             ask(self.train, weights=server.weights)
         elif self.kind == "zip":
             list(
@@ -195,7 +201,10 @@ class Bad(FedAvg):
             super().round(server, ask)
 
     def train(self, client: Client, weights: Weights) -> Values:
-        result = client.train(weights, self.measured if self.kind == "measure" else self.loss)
+        if self.kind == "lost":
+            return client.train(weights, self.loss, gradient=lambda w, g: g + 100 * w)
+        loss = {"measure": self.measured, "each": self.each}.get(self.kind, self.loss)
+        result = client.train(weights, loss)
         if self.kind == "nothing":
             return None
         if self.kind == "array":
@@ -203,6 +212,9 @@ class Bad(FedAvg):
         if self.kind == "state":
             client.state["x"] = "text"
         return result
+
+    def each(self, batch):
+        return torch.nn.functional.cross_entropy(batch.logits, batch.labels, reduction="none")
 
     def measured(self, batch):
         return self.loss(batch), {"mean": batch.logits.mean()}
@@ -217,6 +229,14 @@ class Bad(FedAvg):
         ("nothing", "train must return a dict of values; it returned a NoneType"),
         ("array", "'v.x' is a list: only weights, tensors and numbers"),
         ("state", "'s.x' is a str: only weights, tensors and numbers"),
+        ("each", r"the loss is of shape \[\d+\]: it must be one number"),
+        ("lost", "gradient= must change the gradient in place"),
+        (
+            "misspelt",
+            r"the method's round\(\) failed: AttributeError: .*trian.* \(test_own_method\.py, line \d+\)",
+        ),
+        ("text", r"the method's round\(\) failed: TypeError: server\.note must be .* \(test_own_method\.py"),
+        ("tensor", r"server\.weights must be weights, .*; it is a Tensor \(test_own_method\.py"),
         ("measure", r"the loss measures 'mean' as \[\]: give one number a sample"),
     ],
 )

@@ -225,6 +225,10 @@ def _check(method: type[Method]) -> None:
             )
     if not isinstance(method.presets, dict) or not all(isinstance(p, dict) for p in method.presets.values()):
         raise UserError(f"{name}.presets must be a dict of dicts, such as {{'strong': {{'mu': 0.1}}}}")
+    for preset, settings in method.presets.items():
+        for option in settings:
+            if option not in method.__dataclass_fields__:
+                raise UserError(f"{name}.presets: {preset!r} sets {option!r}, which is no option of {name}")
     if "name" in method.__dataclass_fields__:
         raise UserError(f"an option of {name} cannot be called name: that is the method's own")
 

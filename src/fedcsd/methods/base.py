@@ -42,6 +42,10 @@ class Server:
     def __setattr__(self, name: str, value: Any) -> None:
         if name in ("values", "classes", "features", "clients"):
             raise AttributeError(f"server.{name} is given: choose another name for what the method remembers")
+        if name == "weights" and not isinstance(value, Weights):
+            raise TypeError(
+                f"server.weights must be weights, such as server.weights.like(flat); it is a {type(value).__name__}"
+            )
         if not isinstance(value, (Weights, Tensor, int, float)):
             raise TypeError(
                 f"server.{name} must be weights, a tensor or a number, so that it can be saved; it is a {type(value).__name__}"

@@ -20,10 +20,10 @@ from fedcsd.weights import Mean, Values, Weights, weighted_mean
 
 @dataclass(frozen=True)
 class Scaffold(FedAvg):
-    """Adds `c − c_k` to the gradient; `c_k ← c_k − c + (w_G − w_k)/(τ_k η)`, `c` the mean over all clients.
+    """Adds `c − c_k` to the gradient; `c_k ← c_k − c + (w_G − w_k)/(a_k η)`, `c` the mean over all clients.
 
-    With local momentum, τ_k is the number of steps without momentum that go as far: only so are the
-    variates gradients, whatever the momentum.
+    `a_k` is the number of steps, or with local momentum the number of steps without momentum that go
+    as far: only so are the variates gradients, whatever the momentum.
     """
 
     def start(self, server: Server) -> None:
