@@ -1,0 +1,84 @@
+"""What a round of each method costs over FedAvg's, in seconds and in bytes.
+
+    python benchmarks/overhead.py                     # a table
+    python benchmarks/overhead.py --json overhead.json
+
+Simple CNN on made-up 28×28 images, 4 clients of 320, batches of 64, two local epochs, one thread.
+Rounds of all methods are interleaved and medians compared, since machines are noisy; evaluation is
+not counted. The first rounds, in which methods have nothing to remember yet, are left out.
+"""
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+
+import torch
+from plain_loop import images
+
+from fedcsd.backends.device import DeviceBackend
+from fedcsd.data import Dataset
+from fedcsd.experiments import prepare
+from fedcsd.federation import Federation
+from fedcsd.methods import methods
+
+CLIENTS, SAMPLES = 4, 320
+
+
+def federation(name: str, data: Dataset) -> Federation:
+    """One process, one client after another: what is timed is arithmetic, not traffic."""
+    values = {
+        "method": name,
+        "clients": CLIENTS,
+        "partition": "iid",
+        "epochs": 2,
+        "model": "simple_cnn",
+        "data": "given from Python",
+    }
+    experiment = prepare(values, data=data)
+    return Federation(experiment, DeviceBackend(experiment.site()))
+
+
+def measure(names: list[str], rounds: int) -> dict[str, dict[str, float]]:
+    """Median seconds of a round, and bytes of the last one, by method."""
+    data = images(CLIENTS * SAMPLES)
+    federations = {name: federation(name, data) for name in names}
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for _ in range(rounds + 1):
+        for name, each in federations.items():
+            record = each.step()
+            seconds[name].append(record["seconds"] - record["seconds_evaluating"])
+    found = {}
+    for name, each in federations.items():
+        size = CLIENTS * each.server.weights.nbytes
+        found[name] = {
+            "seconds": statistics.median(seconds[name][1:]),
+            "models_down": each.record["bytes_down"] / size,
+            "models_up": each.record["bytes_up"] / size,
+        }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--methods", default=",".join(methods.names))
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    names = ["fedavg", *(n for n in options.methods.split(",") if n != "fedavg")]
+    found = measure(names, options.rounds)
+    plain = found["fedavg"]["seconds"]
+    print("| method | seconds a round | over FedAvg | models down | models up |")
+    print("|---|---|---|---|---|")
+    for name, row in found.items():
+        row["ratio"] = row["seconds"] / plain
+        print(
+            f"| {name} | {row['seconds']:.3f} | {row['ratio']:.2f} | {row['models_down']:.2f} | {row['models_up']:.2f} |"
+        )
+    if options.json:
+        options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
