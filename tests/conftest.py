@@ -21,6 +21,7 @@ settings.load_profile("fedcsd")
 torch.set_num_threads(1)
 
 Fedcsd = Callable[..., "subprocess.CompletedProcess[str]"]
+FedcsdRun = Callable[..., Path]
 
 
 @pytest.fixture
@@ -38,6 +39,29 @@ def fedcsd(tmp_path: Path) -> Fedcsd:
         )
 
     return call
+
+
+@pytest.fixture
+def fedcsd_run(fedcsd: Fedcsd, tmp_path: Path) -> FedcsdRun:
+    """Runs `fedcsd run …` to its end, one short round unless told, and gives the run's folder."""
+
+    def call(*arguments: str, out: str = "r", rounds: int = 1, epochs: int = 1) -> Path:
+        length = ("--rounds", str(rounds), "--epochs", str(epochs))
+        result = fedcsd("run", *arguments, *length, "--out", out)
+        assert result.returncode == 0, result.stderr
+        return tmp_path / out
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An undisturbed run of a method that keeps states, in memory."""
+    from test_states import run
+
+    path = tmp_path_factory.mktemp("states") / "whole"
+    run(path)
+    return path
 
 
 def blobs(samples: int = 120, classes: int = 3, seed: int = 0) -> Dataset:

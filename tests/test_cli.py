@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Fedcsd
+from conftest import Fedcsd, FedcsdRun
 
 QUICK = ("--rounds", "2", "--epochs", "1")
 
@@ -277,25 +277,10 @@ def test_debug_shows_the_traceback(fedcsd: Fedcsd) -> None:
     assert "Traceback" in fedcsd("run", "--data", "nothing.npz", "--debug").stderr
 
 
-def test_own_data_from_npz(fedcsd: Fedcsd, tmp_path: Path) -> None:
+def test_own_data_from_npz(fedcsd_run: FedcsdRun, tmp_path: Path) -> None:
     random = np.random.default_rng(0)
     y = random.integers(0, 3, 300)
     x = (random.integers(0, 100, (300, 20, 20)) + 50 * y[:, None, None]).astype(np.uint8)
     np.savez(tmp_path / "mine.npz", x_train=x[:200], y_train=y[:200], x_test=x[200:], y_test=y[200:])
-    result = fedcsd(
-        "run",
-        "--data",
-        "mine.npz",
-        "--clients",
-        "3",
-        "--beta",
-        "1",
-        "--rounds",
-        "3",
-        "--epochs",
-        "2",
-        "--out",
-        "run",
-    )
-    assert result.returncode == 0, result.stderr
-    assert 'model = "simple_cnn"' in (tmp_path / "run/config.toml").read_text()
+    run = fedcsd_run("--data", "mine.npz", "--clients", "3", "--beta", "1", rounds=3, epochs=2)
+    assert 'model = "simple_cnn"' in (run / "config.toml").read_text()

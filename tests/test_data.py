@@ -3,6 +3,7 @@ import pytest
 import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from torch.utils.data import TensorDataset
 
 from fedcsd.config import Settings
 from fedcsd.data import Dataset, load
@@ -65,6 +66,13 @@ def test_torch_tensors_and_tuples_are_accepted() -> None:
         (torch.from_numpy(a["x_train"]), a["y_train"][:, None], a["x_test"], a["y_test"].astype(float))
     )
     assert data.y_train.shape == (20,)
+
+
+def test_torch_datasets_from_python() -> None:
+    x, y = torch.rand(40, 1, 20, 20), torch.arange(40) % 4
+    data = load((TensorDataset(x, y), TensorDataset(x[:10], y[:10])))
+    assert torch.equal(data.x_train, x)
+    assert (data.classes, len(data.y_test)) == (4, 10)
 
 
 def broken(**changes: object) -> dict[str, object]:

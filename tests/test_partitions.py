@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import Fedcsd, blobs, small
+from conftest import Fedcsd, FedcsdRun, blobs, small
 from hypothesis import given
 from hypothesis import strategies as st
 from test_training import Here
@@ -108,29 +108,15 @@ def test_impossible_requests_say_what_to_change(name: str, options: dict, messag
         deal(name, **options)
 
 
-def test_the_partition_command_draws_and_saves(fedcsd: Fedcsd, tmp_path: Path) -> None:
+def test_the_partition_command_draws_and_saves(fedcsd: Fedcsd, fedcsd_run: FedcsdRun, tmp_path: Path) -> None:
     arguments = ("--data", "digits", "--beta", "0.1", "--clients", "10")
     shown = fedcsd("partition", *arguments, "--plot", "p.png", "--save", "p.npz")
     assert shown.returncode == 0, shown.stderr
     assert "1,437" in shown.stdout
     assert (tmp_path / "p.png").stat().st_size > 5000
-    run = fedcsd(
-        "run",
-        "--partition",
-        "saved",
-        "--set",
-        "partition.file=p.npz",
-        "--rounds",
-        "1",
-        "--epochs",
-        "1",
-        "--out",
-        "r",
-    )
-    assert run.returncode == 0, run.stderr
-    direct = fedcsd("run", *arguments, "--rounds", "1", "--epochs", "1", "--out", "s")
-    assert direct.returncode == 0
-    assert (tmp_path / "r/model.safetensors").read_bytes() == (tmp_path / "s/model.safetensors").read_bytes()
+    saved = fedcsd_run("--partition", "saved", "--set", "partition.file=p.npz", out="r")
+    direct = fedcsd_run(*arguments, out="s")
+    assert (saved / "model.safetensors").read_bytes() == (direct / "model.safetensors").read_bytes()
     many = fedcsd("partition", "--clients", "100", "--partition", "iid", "--plot", "many.pdf")
     assert many.returncode == 0, many.stderr
     bad = fedcsd("partition", "--plot", "p.bmpp")

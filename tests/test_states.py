@@ -100,14 +100,6 @@ def in_process(script: str, *arguments: object) -> "subprocess.CompletedProcess[
     )
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An undisturbed run with states in memory."""
-    path = tmp_path_factory.mktemp("states") / "whole"
-    run(path)
-    return path
-
-
 @pytest.mark.parametrize("workers", [1, 2])
 def test_results_are_the_same_bit_for_bit(tmp_path: Path, whole: Path, workers: int) -> None:
     run(tmp_path / "disk", client_state="disk", workers=workers)

@@ -16,14 +16,6 @@ from fedcsd.jobs import take_up, train
 from fedcsd.states import DiskStates
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An undisturbed run with states in memory."""
-    path = tmp_path_factory.mktemp("states") / "whole"
-    run(path)
-    return path
-
-
 @pytest.mark.parametrize("every", [1, 4])
 def test_interrupted_and_resumed_is_the_same_run(tmp_path: Path, whole: Path, every: int) -> None:
     cut = tmp_path / "cut"

@@ -1,0 +1,120 @@
+"""Folders of images: classes, domains, and what is wrong with them."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import fedcsd as package
+from fedcsd.data import load
+from fedcsd.errors import UserError
+from sources.files import nothing_half_written, pictures
+
+
+def image_tree(
+    root: Path, domains: dict[str, int], classes: tuple[str, ...] = ("cat", "dog"), size: int = 24
+) -> None:
+    for d, (domain, count) in enumerate(domains.items()):
+        for i in range(count):
+            folder = root / domain / classes[i % len(classes)]
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pictures(1, (size, size, 3), seed=1000 * d + i)[0]).save(folder / f"{i:03d}.png")
+
+
+def test_image_folder_of_classes(tmp_path: Path) -> None:
+    image_tree(tmp_path / "pets", {"": 30})
+    data = load(str(tmp_path / "pets"))
+    assert (data.classes, data.shape, len(data.y_train), len(data.y_test)) == (2, (3, 24, 24), 24, 6)
+    assert data.groups is None
+    smaller = load(str(tmp_path / "pets"), {"size": 16})
+    assert smaller.shape == (3, 16, 16)
+
+
+def test_image_folder_with_train_and_test(tmp_path: Path) -> None:
+    image_tree(tmp_path / "pets", {"train": 20, "test": 8})
+    data = load(str(tmp_path / "pets"))
+    assert (len(data.y_train), len(data.y_test), data.groups) == (20, 8, None)
+
+
+def test_domains_are_clients_with_a_fifth_for_test_each(tmp_path: Path) -> None:
+    image_tree(
+        tmp_path / "office_caltech_10", {"amazon": 23, "caltech": 31, "dslr": 11, "webcam": 16}, size=32
+    )
+    data = load("office_caltech_10", {"size": 64}, tmp_path)
+    assert data.groups is not None
+    assert data.groups.names == ["amazon", "caltech", "dslr", "webcam"]
+    assert np.bincount(data.groups.test.numpy()).tolist() == [5, 7, 3, 4]  # a fifth, rounded up
+    assert np.bincount(data.groups.train.numpy()).tolist() == [18, 24, 8, 12]
+    assert (data.augment, data.model, data.partition) == ("office", "alexnet", "column")
+    assert data.images(data.x_train[:1]).max() <= 1  # no normalisation
+    pool = load("office_caltech_10", {"size": 64, "train_pool": 8}, tmp_path)
+    assert np.bincount(pool.groups.train.numpy()).tolist() == [8, 8, 8, 8]
+    assert torch.equal(pool.x_test, data.x_test)
+    share = load("office_caltech_10", {"size": 64, "train_pool": 0.6}, tmp_path)
+    assert np.bincount(share.groups.train.numpy()).tolist() == [13, 18, 6, 9]
+    with pytest.raises(
+        UserError, match=r"dslr has 11 images, 3 of them for testing: data.train_pool cannot be 9"
+    ):
+        load("office_caltech_10", {"size": 64, "train_pool": 9}, tmp_path)
+
+
+def test_per_domain_accuracy_is_recorded(tmp_path: Path) -> None:
+    image_tree(tmp_path / "shop", {"a": 20, "b": 15}, size=16)
+    run = package.run(data={"name": str(tmp_path / "shop")}, partition="column", rounds=1, epochs=1)
+    record = run.history[0]
+    assert set(record["domain_accuracy"]) == {"a", "b"}
+    assert record["domain_mean"] == pytest.approx(sum(record["domain_accuracy"].values()) / 2)
+    overall = (record["domain_accuracy"]["a"] * 4 + record["domain_accuracy"]["b"] * 3) / 7
+    assert record["test_accuracy"] == pytest.approx(overall)
+
+
+def test_a_corrupt_image(tmp_path: Path, own_cache: Path) -> None:
+    image_tree(tmp_path / "pets", {"": 30})
+    bad = sorted((tmp_path / "pets").rglob("*.png"))[7]
+    bad.write_bytes(bad.read_bytes()[:200])
+    with pytest.raises(
+        UserError, match=rf"{bad.name} cannot be read as an image \(.*\): replace or remove it"
+    ):
+        load(str(tmp_path / "pets"))
+    nothing_half_written(own_cache)
+
+
+def test_a_folder_with_one_class(tmp_path: Path) -> None:
+    image_tree(tmp_path / "pets", {"": 10}, classes=("cat",))
+    with pytest.raises(UserError, match=r"holds one class only \(cat\)"):
+        load(str(tmp_path / "pets"))
+
+
+def test_images_of_different_sizes(tmp_path: Path) -> None:
+    image_tree(tmp_path / "pets", {"": 10})
+    image_tree(tmp_path / "pets", {"more": 2}, size=30)
+    with pytest.raises(UserError, match="all images must be class/image or all domain/class/image"):
+        load(str(tmp_path / "pets"))
+    image_tree(tmp_path / "mixed", {"a": 6})
+    image_tree(tmp_path / "mixed", {"b": 6}, size=30)
+    with pytest.raises(UserError, match=r"is \d+×\d+ and .*data\.size=64"):
+        load(str(tmp_path / "mixed"))
+
+
+def test_deeper_images_are_refused_and_mixed_ones_are_colour(tmp_path: Path) -> None:
+    image_tree(tmp_path / "scans", {"": 10})
+    deep = tmp_path / "scans/cat/999.png"
+    Image.fromarray(np.full((24, 24), 60_000, dtype=np.uint16)).save(deep)
+    with pytest.raises(UserError, match=r"999\.png has more than 8 bits a pixel"):
+        load(str(tmp_path / "scans"))
+    Image.fromarray(pictures(1, (24, 24))[0]).save(deep)  # grey among colour
+    assert load(str(tmp_path / "scans")).shape == (3, 24, 24)
+    (tmp_path / "scans/.git/x").mkdir(parents=True)
+    (tmp_path / "scans/.git/x/a.png").write_bytes(b"")
+    (tmp_path / "scans/eel").symlink_to(tmp_path / "scans/dog")
+    assert load(str(tmp_path / "scans")).classes == 3
+
+
+def test_colour_images_for_a_grey_model(tmp_path: Path) -> None:
+    image_tree(tmp_path / "pets", {"": 30})
+    grey = lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.Flatten(), nn.Linear(4 * 22 * 22, 2))  # noqa: E731
+    with pytest.raises(UserError, match=r"images of shape 3×24×24 do not fit the model .*--model"):
+        package.run(data=str(tmp_path / "pets"), model=grey, clients=2, rounds=1)
