@@ -93,7 +93,7 @@ def test_only_results_of_all_seeds_as_asked_compete_for_the_best() -> None:
 
 
 def test_markdown() -> None:
-    lines = tables.markdown([*ROWS, a_row("x|y", [1.0] * 3, mended=True)]).splitlines()
+    lines = tables.markdown([*ROWS, a_row("x|y", [1.0] * 3, mended=True)], [0, 1, 2], {}).splitlines()
     assert lines[0] == "| method | accuracy (%) | vs fedavg | sent (MB) | best (%) |"
     assert lines[3] == "| a_b:c=5% | **94.20 ± 1.06** | +2.20 ± 1.39 | 1.50 | 97.00 |"
     assert lines[5] == "| gone | diverged (rounds 3 to 7) | – | – | – |"
@@ -113,7 +113,7 @@ def test_csv_has_the_same_numbers() -> None:
 
 
 def test_latex() -> None:
-    text = tables.latex(ROWS, [0, 1, 2])
+    text = tables.latex(ROWS, [0, 1, 2], {})
     assert r"\begin{tabular}{lrrrr}" in text
     assert r"method & accuracy (\%) & vs fedavg & sent (MB) & best (\%) \\" in text
     assert r"a\_b:c=5\% & $\mathbf{94.20 \pm 1.06}$ & $+2.20 \pm 1.39$ & $1.50$ & $97.00$ \\" in text

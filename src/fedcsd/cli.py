@@ -2,7 +2,7 @@
 
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -185,7 +185,7 @@ def compare(
             on_start=lambda label, seed, rounds, more: training.follow(f"{label} seed {seed}", rounds, more),
             **values,
         )
-    show_compared(out, result.rows, numbers)
+    show_compared(out, result.rows, numbers, result.settings)
 
 
 @cli.command()
@@ -265,6 +265,8 @@ def show(path: Path) -> None:
     if history:
         show_run(settings, summary or summarise(history), finished=summary is not None)
         say(f"accuracy by round  {sparkline([r['test_accuracy'] for r in history])}")
+    for change in directory.config["facts"].get("changes", []):
+        say(change)
     if end:
         say(f"{end}. `fedcsd resume {path} --lr …` or `--on-divergence skip` goes on with it")
     elif summary is None:
@@ -286,10 +288,10 @@ def show_finished(finished: Any) -> None:
     say(f"curves: {picture}")
 
 
-def show_compared(path: Path, rows: Sequence[Any], seeds: Sequence[int]) -> None:
+def show_compared(path: Path, rows: Sequence[Any], seeds: Sequence[int], settings: Mapping[str, Any]) -> None:
     from fedcsd.console import say, show_comparison
 
-    show_comparison(rows, seeds)
+    show_comparison(rows, seeds, settings)
     if any(end for row in rows for end in row.diverged):
         say(
             "a run that diverged: `fedcsd resume` on its folder, with another --lr or --on-divergence skip, goes on"

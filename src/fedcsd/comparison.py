@@ -1,26 +1,24 @@
 """Several methods on the same federation, over several seeds, side by side."""
 
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
+from fedcsd.analysis.rows import IRRELEVANT, About, rows, told
 from fedcsd.analysis.tables import Row, csv_text, latex, markdown
 from fedcsd.config import TABLES, layered
 from fedcsd.errors import RunStopped, UserError
 from fedcsd.experiments import config_of, make_method, prepare
-from fedcsd.federation import Watch
+from fedcsd.federation import Experiment, Watch
 from fedcsd.jobs import Job, Run, attempt, begin, load_run, split_objects, take_up
 from fedcsd.methods import Method, methods
+from fedcsd.methods._partly_local import PartlyLocal
 from fedcsd.naming import free, labelled, method_table, short
 from fedcsd.runs import RunDirectory, write_whole
 
-# Settings that do not change a result.
-IRRELEVANT = ("workers", "checkpoint_every", "client_state", "data_dir")
-PERSONAL = "client_accuracy_personal_mean"
 FILES = ("comparison.md", "comparison.csv", "comparison.tex", "comparison.json", "curves.png")
 
 
@@ -32,12 +30,14 @@ class Comparison:
     seeds: list[int]
     path: Path | None
     picture: Path | None
+    settings: dict[str, Any]
+    """what all have in common: the important settings, and those that are not the default"""
 
     def markdown(self) -> str:
-        return markdown(self.rows)
+        return markdown(self.rows, self.seeds, self.settings)
 
     def latex(self) -> str:
-        return latex(self.rows, self.seeds)
+        return latex(self.rows, self.seeds, self.settings)
 
     def csv(self) -> str:
         return csv_text(self.rows)
@@ -144,6 +144,7 @@ def compare(
     if not seeds or len(set(seeds)) != len(seeds):
         raise UserError("--seeds needs different whole numbers, such as 0,1,2")
     shared = settings.pop("method", {})
+    without = choices_of(methods, {})
     entries = choices_of(methods, {"name": shared} if isinstance(shared, str) else shared)
     folder = Path(out).expanduser() if out is not None else None
     plan = []
@@ -152,14 +153,46 @@ def compare(
             values, given = split_objects(method=choice, data=data, model=model)
             path = folder / run_name(label, seed) if folder else None
             plan.append(Cell(label, seed, layered(settings, values, {"seed": seed}), given, path, overwrite))
-    _check(plan)
+    about = _about(entries, without, _check(plan))
     for name in FILES if folder else ():
         (folder / name).unlink(missing_ok=True)  # type: ignore[operator]
     runs = _train_all(plan, on_start)
-    comparison = Comparison(rows(runs), runs, list(seeds), folder, folder / "curves.png" if folder else None)
-    if folder:
-        _write(comparison, folder)
+    with _all_finished(folder):
+        picture = folder / "curves.png" if folder else None
+        common = dict(about.settings)
+        comparison = Comparison(rows(runs, about), runs, list(seeds), folder, picture, common)
+        if folder:
+            _write(comparison, folder)
     return comparison
+
+
+def _about(entries: Mapping[str, Any], without: Mapping[str, Any], experiment: Experiment) -> About:
+    """What the table's notes need to know of the methods; `without` are they without shared options."""
+    untrained, shared, layout = set(), {}, experiment.network.layout
+    for label, choice in entries.items():
+        made = make_method(choice) if isinstance(choice, Mapping) else choice
+        method = made() if isinstance(made, type) else made
+        if isinstance(method, PartlyLocal) and method.local(layout).any():
+            untrained.add(label)
+        if isinstance(choice, Mapping):
+            new = {key: value for key, value in choice.items() if key not in without[label]}
+            defaults = {option.name: option.default for option in fields(method)}
+            shared[label] = {key: value for key, value in new.items() if value != defaults[key]}
+    settings = told(config_of(experiment))
+    return About(experiment.data.classes, frozenset(untrained), shared, settings)
+
+
+@contextmanager
+def _all_finished(folder: Path | None) -> Iterator[None]:
+    """Ctrl-C while the tables are made: says what is lost (nothing) and how to get them."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        if folder:
+            error.args = (
+                "all runs are finished; the same command again (without --overwrite) writes the tables",
+            )
+        raise
 
 
 @dataclass(frozen=True)
@@ -213,9 +246,8 @@ def _train_all(
     except (KeyboardInterrupt, RunStopped) as error:
         if cell.path:
             what = str(error).partition("; go on with:")[0]
-            error.args = (
-                f"{cell.label}, seed {cell.seed}: {what}; the same command again (without --overwrite) goes on from there",
-            )
+            where = f"{cell.label}, seed {cell.seed}" + (f": {what}" if what else "")
+            error.args = (f"{where}; the same command again (without --overwrite) goes on from there",)
         raise
     return runs
 
@@ -224,12 +256,14 @@ def run_name(label: str, seed: int) -> str:
     return f"{label.replace(':', '-').replace('/', '_')}-seed{seed}"
 
 
-def _check(plan: Sequence[Cell]) -> None:
-    """Refuse what cannot work before the first run starts."""
+def _check(plan: Sequence[Cell]) -> Experiment:
+    """Refuse what cannot work before the first run starts; gives the experiment of the first cell."""
+    first = None
     for number, cell in enumerate(plan):
         if not cell.exists and number:
             continue
         experiment = prepare(cell.values, **cell.given)
+        first = first or experiment
         if not cell.exists:
             continue
         assert cell.path is not None
@@ -243,42 +277,8 @@ def _check(plan: Sequence[Cell]) -> None:
             raise UserError(
                 f"{cell.path} holds a run with other settings ({different[0]}): choose another --out, or --overwrite"
             )
-
-
-def rows(runs: Mapping[str, Sequence[Run]]) -> list[Row]:
-    first = [100 * run.accuracy for run in next(iter(runs.values()))]
-    everything = [run for some in runs.values() for run in some]
-    own = any(PERSONAL in run.summary or run.settings["holdout"] > 0 for run in everything)
-    return [_row(label, some, first, own) for label, some in runs.items()]
-
-
-def _row(label: str, runs: Sequence[Run], first: Sequence[float], own: bool) -> Row:
-    """Costs are of finished runs only: one that diverged early sent less and took less time."""
-    accuracies = [100 * run.accuracy for run in runs]
-    finished = [run.summary for run in runs if not run.diverged]
-
-    def over_runs(value: Callable[[dict[str, Any]], float]) -> float | None:
-        return mean(map(value, finished)) if finished else None
-
-    drifts = [summary["mean_logit_drift"] for summary in finished if "mean_logit_drift" in summary]
-    personal = any(PERSONAL in summary for summary in finished)
-    key = PERSONAL if personal else "client_accuracy_mean"
-    notes = [f"seed {run.settings['seed']}: {run.diverged}" for run in runs if run.diverged]
-    notes += [f"seed {run.settings['seed']}: {change}" for run in runs for change in run.mended]
-    return Row(
-        label,
-        accuracies,
-        [a - b for a, b in zip(accuracies, first, strict=True)],
-        mean(drifts) if drifts else None,
-        over_runs(lambda summary: (summary["bytes_up"] + summary["bytes_down"]) / 1e6),
-        over_runs(lambda summary: 100 * summary["best_accuracy"]),
-        over_runs(lambda summary: summary["seconds"]),
-        [100 * run.summary.get(key, math.nan) for run in runs] if own else [],
-        personal,
-        [run.diverged for run in runs],
-        notes,
-        any(run.mended for run in runs),
-    )
+    assert first is not None
+    return first
 
 
 def _write(comparison: Comparison, folder: Path) -> None:
@@ -289,7 +289,11 @@ def _write(comparison: Comparison, folder: Path) -> None:
     histories = {label: [run.history for run in runs] for label, runs in comparison.runs.items()}
     rounds = max(run.settings["rounds"] for runs in comparison.runs.values() for run in runs)
     plot_curves(histories, comparison.picture, rounds=rounds)
-    content = {"seeds": comparison.seeds, "rows": [row.to_json() for row in comparison.rows]}
+    content = {
+        "settings": comparison.settings,
+        "seeds": comparison.seeds,
+        "rows": [row.to_json() for row in comparison.rows],
+    }
     for suffix, text in (
         ("md", comparison.markdown()),
         ("csv", comparison.csv()),

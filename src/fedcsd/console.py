@@ -142,8 +142,10 @@ def show_table(head: Sequence[str], cells: Sequence[Sequence[str]], left: int = 
     console.print(table)
 
 
-def show_comparison(rows: Sequence[Row], seeds: Sequence[int]) -> None:
-    """The table of a comparison, the best accuracy standing out, and what one should know of it.
+def show_comparison(
+    rows: Sequence[Row], seeds: Sequence[int], settings: Mapping[str, Any] | None = None
+) -> None:
+    """The table of a comparison, the best values standing out, and what one should know of it.
 
     Numbers are never broken. Where a terminal is too narrow, long names are folded, and then the last
     columns are left out; a log file has all of them.
@@ -165,12 +167,14 @@ def show_comparison(rows: Sequence[Row], seeds: Sequence[int]) -> None:
     for index in range(fitting):
         side: JustifyMethod = "left" if index < spreads else "right"
         shown.add_column(Text(head[index]), overflow="fold", justify=side, width=widths[index])
-    for line, best in zip(zip(*columns[:fitting], strict=True), tables.best_of(rows), strict=True):
-        shown.add_row(*(Text(cell, "bold green" if best and i == 1 else "") for i, cell in enumerate(line)))
+    best = {1: tables.best_of(rows), 3: tables.best_of(rows, "own")}  # by column; own data is the fourth
+    for number, line in enumerate(zip(*columns[:fitting], strict=True)):
+        bold = [i in best and best[i][number] for i in range(fitting)]
+        shown.add_row(*(Text(cell, "bold green" * b) for cell, b in zip(line, bold, strict=True)))
     (console if console.is_terminal else Console(width=sum(widths) + 3 * fitting + 1)).print(shown)
     if fitting < len(head):
         say(f"no room here for {', '.join(head[fitting:])}: see the files below")
-    for text in [*tables.captions(rows, seeds), *tables.remarks(rows)]:
+    for text in [*tables.legend(rows, seeds, settings or {}), *tables.remarks(rows)]:
         say(text)
 
 

@@ -278,7 +278,7 @@ def _tell_if_old(directory: RunDirectory) -> None:
     name, before = directory.settings["method"]["name"], directory.config["facts"].get("method")
     file = parse(name).file
     if file and before and digest_of(file) not in ("", before):
-        note(f"{directory.path} was trained before {file} changed: with --overwrite it is trained again")
+        note(f"{directory.path} was trained before {file} changed: remove that folder to train it again")
 
 
 def train(job: Job, watch: Watch | None = None) -> Run:

@@ -13,6 +13,7 @@ model.safetensors  the final global model
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import tomllib
@@ -20,6 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib import metadata
 from io import BytesIO
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ from fedcsd.packing import Torn, finite, header_of, pack, unpack
 from fedcsd.weights import Layout, Value
 
 CHECKPOINTS_KEPT = 2
+CODE_CHANGE = re.compile(r"after round (\d+): code of the method (\w+) -> (\w+)")
 AFTER_DIVERGENCE = ("lr", "on_divergence")  # settings that may change in mid-run so that it can go on
 OWN = {
     "config.toml",
@@ -242,6 +245,18 @@ class RunDirectory:
         """What was changed after a divergence, as it stands in the config."""
         changes = self.config["facts"].get("changes", [])
         return [c for c in changes if c.partition(": ")[2].partition(" ")[0] in AFTER_DIVERGENCE]
+
+    @property
+    def code(self) -> list[tuple[int, str]]:
+        """The versions of the method's own file that the run was trained with, each with the round after
+        which it came; empty for a built-in method."""
+        facts = self.config["facts"]
+        found = [CODE_CHANGE.fullmatch(change) for change in facts.get("changes", [])]
+        changes = [match.groups() for match in found if match]
+        used = [(0, changes[0][1] if changes else facts.get("method", ""))]
+        used += [(int(round), new) for round, _, new in changes]
+        trained = [this for this, after in pairwise(used) if this[0] < after[0]]
+        return [*trained, used[-1]] if used[-1][1] else []
 
     def partition(self) -> tuple[list[Rows], list[Rows]]:
         """The clients' training rows, and the rows they hold out (none without --holdout)."""

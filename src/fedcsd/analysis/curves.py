@@ -1,4 +1,5 @@
-"""The picture of a run or a comparison: accuracy, and drift where it was tracked, against rounds."""
+"""The picture of a run or a comparison, against rounds: accuracy, and where they were measured, accuracy on
+the clients' own data and drift."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,9 +21,11 @@ COLOURS = (
     "#999933",
 )  # told apart by colour-blind readers
 LEGEND_ROWS = 22
+PERSONAL, HELD_OUT = "client_accuracy_personal_mean", "client_accuracy_local_mean"
 STYLES = ("-", "--", "-.", ":")
 PANELS = (
     ("test_accuracy", "test accuracy (%)", 100.0),
+    ("own", "accuracy on clients' own data (%)", 100.0),
     ("logit_drift", "logit drift (KL, global ‖ local)", 1.0),
     ("local_accuracy", "local models' test accuracy (%)", 100.0),
 )
@@ -33,20 +36,24 @@ History = Sequence[Mapping[str, Any]]
 def plot_curves(
     histories: Mapping[str, Sequence[History]], path: Path, title: str = "", *, rounds: int = 0
 ) -> Path:
-    """Curves of each method, by label: the mean over its runs (seeds) as a line, their range as a band.
+    """Curves of each method, by label: the mean over its runs (seeds) as a line, their range as a band
+    unless there are so many methods that bands would hide the lines.
 
     A run that has fewer rounds than `rounds` diverged: a cross marks its end, and the line goes on as
     the mean of the others.
     """
+    histories = _with_own(histories)
     panels = [
         panel for panel in PANELS if any(panel[0] in h[0] for runs in histories.values() for h in runs if h)
     ] or [PANELS[0]]  # where nothing was measured, an empty picture
-    beside = -(-len(histories) // LEGEND_ROWS) if len(histories) > len(COLOURS) else 0
+    many = len(histories) > len(COLOURS)
+    beside = -(-len(histories) // LEGEND_ROWS) if many else 0
     figure = Figure(figsize=(4.6 * len(panels) + 2.2 * beside, 3.6), dpi=150, layout="constrained")
     axes: Sequence[Axes] = figure.subplots(1, len(panels), squeeze=False)[0]
     for axis, (key, name, factor) in zip(axes, panels, strict=True):
         for index, (label, runs) in enumerate(histories.items()):
-            _line(axis, [[_number(r.get(key)) * factor for r in h] for h in runs], label, index, rounds)
+            values = [[_number(r.get(key)) * factor for r in h] for h in runs]
+            _line(axis, values, label, index, rounds, band=not many)
         axis.set(xlabel="round", ylabel=name)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axis.grid(alpha=0.3, linewidth=0.6)
@@ -63,7 +70,22 @@ def plot_curves(
     return path
 
 
-def _line(axis: Axes, runs: Sequence[Sequence[float]], label: str, index: int, rounds: int) -> None:
+def _with_own(histories: Mapping[str, Sequence[History]]) -> Mapping[str, Sequence[History]]:
+    """With the accuracy on the clients' own data, of their own models where there are any, else of the
+    global one; as they are where neither personal models nor held-out data make that worth a look."""
+    records = [r for runs in histories.values() for h in runs for r in h]
+    if not any(r.get(key) is not None for r in records for key in (PERSONAL, HELD_OUT)):
+        return histories
+
+    def own(record: Mapping[str, Any]) -> dict[str, Any]:
+        return {**record, "own": record.get(PERSONAL, record.get("client_accuracy_mean"))}
+
+    return {label: [[own(r) for r in h] for h in runs] for label, runs in histories.items()}
+
+
+def _line(
+    axis: Axes, runs: Sequence[Sequence[float]], label: str, index: int, rounds: int, *, band: bool = True
+) -> None:
     length = max(len(run) for run in runs)
     padded = [[*run, *[np.nan] * (length - len(run))] for run in runs]
     values = np.ma.masked_invalid(np.array(padded, dtype=float).reshape(len(runs), length))
@@ -73,7 +95,7 @@ def _line(axis: Axes, runs: Sequence[Sequence[float]], label: str, index: int, r
     x = np.arange(1, length + 1)
     dot = "." if length == 1 else ""  # one round makes no line
     axis.plot(x, values.mean(0), color=colour, linestyle=style, marker=dot, label=label, linewidth=1.8)
-    if len(runs) > 1:
+    if band and len(runs) > 1:
         axis.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
     for run in runs:
         if 0 < len(run) < rounds:

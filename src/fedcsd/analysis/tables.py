@@ -6,7 +6,7 @@ import json
 import math
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
@@ -44,6 +44,14 @@ class Row:
     """what a reader should know of single runs"""
     mended: bool = False
     """whether a run had its settings changed in mid-run, after a divergence"""
+    other_code: bool = False
+    """whether a run was trained, wholly or partly, with other code than the method's own file has now"""
+    blew_up: bool = False
+    """whether a run ended with a loss that is finite and meaningless"""
+    untrained: bool = False
+    """whether a part of the global model is trained by the clients for themselves only, as in FedPer"""
+    shared: dict[str, Any] = field(default_factory=dict)
+    """options that were given for all methods together (--set method.…) and change this one"""
 
     @property
     def accuracy(self) -> str:
@@ -54,9 +62,13 @@ class Row:
         return difference_cell(self, PLAIN)
 
     @property
-    def whole(self) -> bool:
+    def marked(self) -> bool:
+        """Whether a run is not what its row says."""
+        return self.mended or self.other_code or self.blew_up
+
+    def whole(self, values: Sequence[float]) -> bool:
         """Whether every seed has a result that was trained as asked."""
-        return not self.mended and all(math.isfinite(a) for a in self.accuracies)
+        return not self.marked and bool(values) and all(map(math.isfinite, values))
 
     def to_json(self) -> dict[str, Any]:
         content = asdict(self)
@@ -73,10 +85,10 @@ class Row:
         return cls(**content)
 
 
-def load_rows(path: Path) -> tuple[list[Row], list[int]]:
-    """The rows and seeds of a comparison that was written."""
+def load_rows(path: Path) -> tuple[list[Row], list[int], dict[str, Any]]:
+    """The rows, seeds and settings of a comparison that was written."""
     content = json.loads((path / "comparison.json").read_text(encoding="utf-8"))
-    return [Row.from_json(row) for row in content["rows"]], content["seeds"]
+    return [Row.from_json(row) for row in content["rows"]], content["seeds"], content.get("settings", {})
 
 
 def one_line(text: str) -> str:
@@ -113,7 +125,7 @@ class Style:
     number: Callable[[str, bool], str]
     """a number with its deviation, as `96.85 ± 1.12`; in bold or not"""
     nothing: str
-    mended: str
+    mark: str
 
 
 def _latex_number(number: str, best: bool) -> str:
@@ -146,7 +158,7 @@ def accuracy_cell(row: Row, style: Style, best: bool = False) -> str:
     if not values:
         first, last = min(ends, default=0), max(ends, default=0)
         return f"diverged (round {first})" if first == last else f"diverged (rounds {first} to {last})"
-    text = style.number(spread(values), best) + (style.mended if row.mended else "")
+    text = style.number(spread(values), best) + (style.mark if row.marked else "")
     return f"{text} ({len(ends)} of {len(row.accuracies)} diverged)" if ends else text
 
 
@@ -161,12 +173,15 @@ def difference_cell(row: Row, style: Style) -> str:
     return text
 
 
-def best_of(rows: Sequence[Row]) -> list[bool]:
-    """Which rows have the highest accuracy, as it is shown. A mean that leaves out what diverged, or
-    has runs with other settings in it, is not compared."""
-    shown = [f"{mean(row.accuracies):.2f}" if row.whole else "-inf" for row in rows]
+def best_of(rows: Sequence[Row], what: str = "accuracies") -> list[bool]:
+    """Which rows have the highest accuracy (or `own`), as it is shown. A mean that leaves out what
+    diverged, or has a run in it that is not what its row says, is not compared."""
+    values: list[list[float]] = [getattr(row, what) for row in rows]
+    whole = [row.whole(some) for row, some in zip(rows, values, strict=True)]
+    shown = [f"{mean(some):.2f}" if ok else "-inf" for some, ok in zip(values, whole, strict=True)]
     top = max(shown, key=float)
-    return [len(rows) > 1 and row.whole and text == top for row, text in zip(rows, shown, strict=True)]
+    several = sum(map(bool, values)) > 1
+    return [several and ok and text == top for ok, text in zip(whole, shown, strict=True)]
 
 
 def table(rows: Sequence[Row], style: Style = PLAIN) -> tuple[list[str], list[list[str]]]:
@@ -179,12 +194,12 @@ def table(rows: Sequence[Row], style: Style = PLAIN) -> tuple[list[str], list[li
     head = ["method", "accuracy (%)", f"vs {rows[0].label}"]
     head += ["own data (%)"] * own + ["logit drift"] * tracked + ["sent (MB)", "best (%)"]
     cells = []
-    for row, best in zip(rows, best_of(rows), strict=True):
+    for row, best, best_own in zip(rows, best_of(rows), best_of(rows, "own"), strict=True):
         cell = [style.text(row.label), accuracy_cell(row, style, best)]
         cell.append("" if row is rows[0] else difference_cell(row, style))
         if own:
             values = known(row.own)
-            cell.append(style.number(spread(values), False) if values else style.nothing)
+            cell.append(style.number(spread(values), best_own) if values else style.nothing)
         cell += [number(row.drift, 3)] * tracked
         cells.append([*cell, number(row.megabytes), number(row.best)])
     return [style.text(name) for name in head], cells
@@ -199,35 +214,75 @@ def captions(rows: Sequence[Row], seeds: Sequence[int]) -> list[str]:
         )
     lines = [f"accuracy of the final round, {over}"]
     if any(row.own for row in rows):
-        model = "the global model"
-        if any(row.personal for row in rows):
-            model = "each client's own model where the method has one, else the global model,"
-        lines.append(f"own data: {model} on each client's own test data, mean over clients")
+        lines += _own_captions(rows)
     if any(row.drift is not None for row in rows):
         lines.append(
             "logit drift: KL(global ‖ local) after local training, mean over all rounds; sent: both ways, all rounds"
         )
-    if any(row.mended for row in rows):
-        lines.append("†: with runs whose settings were changed after a divergence")
+    reasons = {
+        "settings were changed after a divergence": any(row.mended for row in rows),
+        "rounds, some or all, were trained with other code of the method's file": any(
+            row.other_code for row in rows
+        ),
+        "loss blew up": any(row.blew_up for row in rows),
+    }
+    if any(reasons.values()):
+        said = " or ".join(reason for reason, holds in reasons.items() if holds)
+        lines.append(f"†: with runs whose {said}; never counted as the best")
     return lines
 
 
-def remarks(rows: Sequence[Row]) -> list[str]:
-    """What a reader should know of single runs, a line each."""
-    return [f"{row.label}, {note}" for row in rows for note in row.notes]
+def _own_captions(rows: Sequence[Row]) -> list[str]:
+    where = "on each client's own test data, mean over clients"
+    if not any(row.personal for row in rows):
+        return [f"own data: the global model {where}"]
+    lines = [
+        f"own data: each client's own model where the method has one, else the global model, {where}",
+        "personalised methods, which give each client a model of its own, are to be compared by own data",
+    ]
+    if labels := [row.label for row in rows if row.untrained]:
+        lines.append(
+            f"accuracy of {' and '.join(labels)}: of a global model in which the part that stays with the clients is untrained"
+        )
+    return lines
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def settings_line(settings: Mapping[str, Any], seeds: Sequence[int]) -> str:
+    """What was compared on, in one line."""
+    said = ", ".join(f"{key} {str(v).lower() if isinstance(v, bool) else v}" for key, v in settings.items())
+    return f"settings: {said}; seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+
+
+def legend(rows: Sequence[Row], seeds: Sequence[int], settings: Mapping[str, Any]) -> list[str]:
+    """What stands below the table, a line each: what the columns are, and on what was compared."""
+    return [*captions(rows, seeds), *([settings_line(settings, seeds)] if settings else [])]
+
+
+def remarks(rows: Sequence[Row], text: Callable[[str], str] = str, mark: str = "") -> list[str]:
+    """What a reader should know of single methods and runs, a line each."""
+    given: dict[str, list[str]] = {}
+    for row in rows:
+        if row.shared:
+            given.setdefault(_assigned(row.shared), []).append(text(row.label))
+    notes = [f"with {options} for {', '.join(labels)}" for options, labels in given.items()]
+    return notes + [f"{mark * row.marked}{text(row.label)}, {note}" for row in rows for note in row.notes]
+
+
+def _assigned(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"method.{key}={value}" for key, value in options.items())
+
+
+def markdown(rows: Sequence[Row], seeds: Sequence[int], settings: Mapping[str, Any]) -> str:
     head, cells = table(rows, MARKDOWN)
     lines = ["| " + " | ".join(line) + " |" for line in (head, ["---"] * len(head), *cells)]
-    notes = [f"- {'† ' * row.mended}{MARKDOWN.text(row.label)}, {note}" for row in rows for note in row.notes]
-    return "\n".join([*lines, *([""] if notes else []), *notes]) + "\n"
+    below = [*legend(rows, seeds, settings), *remarks(rows, MARKDOWN.text, "† ")]
+    return "\n".join([*lines, "", *(f"- {one_line(line)}" for line in below)]) + "\n"
 
 
-def latex(rows: Sequence[Row], seeds: Sequence[int]) -> str:
+def latex(rows: Sequence[Row], seeds: Sequence[int], settings: Mapping[str, Any]) -> str:
     """A tabular to \\input into a document that uses booktabs."""
     head, cells = table(rows, LATEX)
-    comments = [r"needs \usepackage{booktabs}", *captions(rows, seeds), *remarks(rows)]
+    comments = [r"needs \usepackage{booktabs}", *legend(rows, seeds, settings), *remarks(rows)]
     lines = [
         *(f"% {one_line(line)}" for line in comments),
         f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
@@ -275,5 +330,6 @@ def _csv_line(row: Row) -> dict[str, Any]:
         "megabytes": one(row.megabytes),
         "seconds": one(row.seconds),
         "best_accuracy": one(row.best),
-        "notes": "; ".join(row.notes),
+        "marked": "yes" if row.marked else "",
+        "notes": "; ".join([*([f"with {_assigned(row.shared)}"] if row.shared else []), *row.notes]),
     }

@@ -1,0 +1,167 @@
+"""Runs as the rows of a comparison's table: their numbers, and what a reader should know of them."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from fedcsd.analysis.tables import Row
+from fedcsd.config import Settings
+from fedcsd.jobs import Run
+from fedcsd.methods import methods
+from fedcsd.methods._own import digest, digest_of
+from fedcsd.naming import parse
+from fedcsd.runs import RunDirectory
+
+PERSONAL = "client_accuracy_personal_mean"
+# Settings that do not change a result.
+IRRELEVANT = ("workers", "checkpoint_every", "client_state", "data_dir")
+TOLD = ("clients", "rounds", "epochs", "lr")  # whatever their values are
+BLOWN_UP = 100  # times the loss of guessing, ln(classes)
+
+
+@dataclass(frozen=True)
+class About:
+    """What the runs themselves do not say."""
+
+    classes: int = 10
+    untrained: frozenset[str] = frozenset()
+    """labels of methods whose global model has a part that only clients train"""
+    shared: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """by label: options that were given for all methods together and differ from the defaults"""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """those that a reader wants to know"""
+
+
+def rows(runs: Mapping[str, Sequence[Run]], about: About | None = None) -> list[Row]:
+    first = [100 * run.accuracy for run in next(iter(runs.values()))]
+    everything = [run for some in runs.values() for run in some]
+    own = any(PERSONAL in run.summary or run.settings["holdout"] > 0 for run in everything)
+    return [_row(label, some, first, own, about or About()) for label, some in runs.items()]
+
+
+def _row(label: str, runs: Sequence[Run], first: Sequence[float], own: bool, about: About) -> Row:
+    """Costs are of finished runs only: one that diverged early sent less and took less time."""
+    accuracies = [100 * run.accuracy for run in runs]
+    finished = [run.summary for run in runs if not run.diverged]
+
+    def over_runs(value: Callable[[dict[str, Any]], float]) -> float | None:
+        return mean(map(value, finished)) if finished else None
+
+    def notes(what: Callable[[Run], Sequence[str]]) -> list[str]:
+        return [f"seed {run.settings['seed']}: {note}" for run in runs for note in what(run)]
+
+    drifts = [summary["mean_logit_drift"] for summary in finished if "mean_logit_drift" in summary]
+    personal = any(PERSONAL in summary for summary in finished)
+    key = PERSONAL if personal else "client_accuracy_mean"
+    untrained = label in about.untrained
+    ends = notes(lambda run: [str(run.diverged)] if run.diverged else [])
+    mended, code = notes(lambda run: run.mended), notes(_other_code)
+    blown = notes(lambda run: _blown_up(run, about.classes, untrained))
+    return Row(
+        label,
+        accuracies,
+        [a - b for a, b in zip(accuracies, first, strict=True)],
+        mean(drifts) if drifts else None,
+        over_runs(lambda summary: (summary["bytes_up"] + summary["bytes_down"]) / 1e6),
+        over_runs(lambda summary: 100 * summary["best_accuracy"]),
+        over_runs(lambda summary: summary["seconds"]),
+        [100 * run.summary.get(key, math.nan) for run in runs] if own else [],
+        personal,
+        [run.diverged for run in runs],
+        [*ends, *mended, *code, *blown],
+        bool(mended),
+        bool(code),
+        bool(blown),
+        untrained,
+        dict(about.shared.get(label, {})),
+    )
+
+
+def _blown_up(run: Run, classes: int, untrained: bool) -> list[str]:
+    """A run whose loss is finite, and yet beyond anything that a model with a meaning could have.
+
+    Of a global model with an untrained part the test loss says nothing; the clients' own loss does.
+    """
+    if run.diverged:
+        return []
+    name = "train_loss" if untrained else "test_loss"
+    loss = run.history[-1].get(name)
+    loss = math.nan if loss is None else float(loss)
+    if loss <= BLOWN_UP * math.log(max(classes, 2)) or (untrained and not math.isfinite(loss)):
+        return []  # a round in which no client answered has no train loss
+    shown = f"{loss:.2g}" if math.isfinite(loss) else "not finite"
+    return [f"blew up: the {name.replace('_', ' ')} of its final round is {shown}"]
+
+
+def _other_code(run: Run) -> list[str]:
+    """Which rounds were trained with other code of the method's own file than it has now, if any were."""
+    used = RunDirectory.open(run.path).code if run.path else []
+    if not used:
+        return []
+    assert run.path is not None
+    now, file = _code_now(run.settings["method"]["name"])
+    now = now or used[-1][1]  # without the file, only a change in mid-run can be seen
+    ends = [begin for begin, _ in used[1:]]
+    other = [
+        _rounds(begin + 1, end) for (begin, code), end in zip(used, [*ends, None], strict=True) if code != now
+    ]
+    if not other:
+        return []
+    which = f"{' and '.join(other)} " if len(used) > 1 else ""
+    return [
+        f"{which}trained with other code than {file} has now; to train only this run again, "
+        f"remove its folder {run.path.name} and give the same command"
+    ]
+
+
+def _rounds(first: int, last: int | None) -> str:
+    if last is None:
+        return f"rounds {first} on"
+    return f"rounds {first} to {last}" if last > first else f"round {first}"
+
+
+def _code_now(name: str) -> tuple[str, str]:
+    """The digest of the file that a method of one's own is in, and what to call that file."""
+    spec = parse(name)
+    if spec.file:
+        return digest_of(spec.file), spec.file.name
+    return digest(methods.load(name), name), spec.home or name
+
+
+def told(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a comparison that a reader wants to know: the important ones, and all that are
+    not the default. Of a path only its last part, for the table may be printed."""
+    values = {"data": _choice(config["data"])}
+    if config["train_size"]:
+        values["train_size"] = config["train_size"]
+    values["model"] = _choice(config["model"])
+    partition = _choice(config["partition"])
+    skewed = partition.partition(" ")[0] in ("dirichlet", "quantity")
+    if partition != "dirichlet":
+        values["partition"] = partition
+    for option in fields(Settings):
+        name, value = option.name, config.get(option.name, option.default)
+        if name == "beta":
+            if skewed:
+                values[name] = value
+        elif name == "augment":
+            if value != "none":
+                values[name] = value
+        elif name in TOLD or (value != option.default and name not in (*IRRELEVANT, "seed")):
+            values.setdefault(name, value)
+    return values
+
+
+def _choice(choice: Any) -> str:
+    """A choice by name, with its options."""
+    table = {"name": choice} if isinstance(choice, str) else dict(choice)
+    options = [f"{key}={_short(value)}" for key, value in table.items() if key != "name"]
+    return _short(table["name"]) + (f" ({', '.join(options)})" if options else "")
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return Path(text).name if Path(text).is_absolute() else text
