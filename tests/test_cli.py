@@ -214,7 +214,7 @@ BAD = [
     (("list", "method"), "did you mean methods?"),
     (("run", "--rounds", "0"), "rounds must be at least 1, not 0"),
     (("run", "--participation", "1.5"), "participation must be more than 0 and at most 1, not 1.5"),
-    (("run", "--set", "lr=nan"), "lr must be more than 0, not nan"),
+    (("run", "--set", "lr=nan"), "lr must be a finite number, not nan"),
     (("run", "--set", "method.mu=-1"), "method.mu must be at least 0, not -1"),
     (("run", "--set", "clients=2.5"), "clients must be a whole number, not 2.5"),
     (("run", "--set", "track_drift=3"), "track_drift must be true or false, not 3"),
