@@ -352,9 +352,11 @@ def test_a_full_disk_in_mid_run_says_what_is_saved(tmp_path: Path, monkeypatch: 
     same(tmp_path / "whole", tmp_path / "run")
 
 
-def test_killed_and_resumed_is_byte_identical(tmp_path: Path) -> None:
-    kills = kill_and_resume.kill_until_done(tmp_path, kills=5, seed=0)
-    assert kills == 5
+@pytest.mark.parametrize(("method", "state"), [("fedcsd:mu=0.01", "memory"), ("moon", "disk")])
+def test_killed_and_resumed_is_byte_identical(tmp_path: Path, method: str, state: str) -> None:
+    run = (*kill_and_resume.RUN, "--method", method, "--client-state", state)
+    kills = kill_and_resume.kill_until_done(tmp_path, run, kills=4, seed=0)
+    assert kills == 4
     same(tmp_path / "whole", tmp_path / "killed")
 
 
