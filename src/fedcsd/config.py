@@ -52,10 +52,17 @@ class Settings:
     weight_decay: float = option(1e-5, "weight decay of local SGD", ge=0)
     seed: int = option(0, "seed of training: initial weights, cohorts, batches", ge=0)
     partition_seed: int = option(0, "seed of the partition, apart from the training seed", ge=0)
-    workers: int = option(0, "worker processes (0: one for each core)", ge=0)
-    device: Literal["cpu", "cuda"] = option(
-        "cpu", "where clients train: on the cores, or one after another on a GPU"
+    workers: int = option(
+        0, "clients that train at once: processes, or streams on a GPU (0: as many as are of use)", ge=0
     )
+    device: Literal["cpu", "cuda"] = option("cpu", "where clients train: on the cores or on a GPU")
+    precision: Literal["fp32", "tf32", "bf16"] = option(
+        "fp32", "arithmetic of training on a GPU: float32, its fast approximation, or bfloat16"
+    )
+    engine: Literal["auto", "eager", "graphs", "stacked"] = option(
+        "auto", "how a GPU trains: step by step, by recorded steps, or many clients as one; auto measures"
+    )
+    compile: bool = option(False, "compile the model with torch.compile, for long runs on a GPU")
     track_drift: bool = option(False, "measure logit and feature drift in every round")
     checkpoint_every: int = option(1, "rounds between checkpoints", ge=1)
     client_state: Literal["memory", "disk"] = option(

@@ -163,15 +163,25 @@ def _resolved(
         tables["model"]["name"] = choose(dataset.shape) if dataset.model == "auto" else dataset.model
     if tables["partition"]["name"] == "auto":
         tables["partition"]["name"] = dataset.partition
-    if settings.device == "cuda" and not torch.cuda.is_available():
-        raise UserError("there is no CUDA device here: use --device cpu")
+    _check_device(settings)
     augment = dataset.augment if settings.augment == "auto" else settings.augment
     if augment not in AUGMENTATIONS:
         raise unknown("augmentation", augment, ["auto", *AUGMENTATIONS])
     if AUGMENTATIONS[augment].active and len(dataset.shape) != 3:
         raise UserError(f"--augment {augment} is for images, {dataset.name} is a table: use --augment none")
+    workers = settings.workers or (cores() if settings.device == "cpu" else 0)
     folder = _absolute(settings.data_dir or os.environ.get("FEDCSD_DATA", ""))
-    return replace(settings, augment=augment, data_dir=folder, workers=settings.workers or cores()), tables
+    return replace(settings, augment=augment, data_dir=folder, workers=workers), tables
+
+
+def _check_device(settings: Settings) -> None:
+    if settings.device == "cuda":
+        if not torch.cuda.is_available():
+            raise UserError("there is no CUDA device here: use --device cpu")
+        return
+    for name, plain_value in (("precision", "fp32"), ("engine", "auto"), ("compile", False)):
+        if getattr(settings, name) not in (plain_value, "eager"):
+            raise UserError(f"--{name} is for a GPU: add --device cuda, or leave it out")
 
 
 def _absolute(name: str) -> str:

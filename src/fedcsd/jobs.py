@@ -368,7 +368,7 @@ def _backend(experiment: Experiment) -> Iterator[Backend]:
         workers = min(settings.workers or cores(), len(cohort(settings, 0)))
         backend: Backend = LocalBackend(site, experiment.network.layout, workers)
     else:
-        backend = DeviceBackend(site)
+        backend = DeviceBackend(site, settings.engine, settings.workers)
     try:
         yield backend
     finally:

@@ -1,43 +1,46 @@
 """Local SGD on flat vectors."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
 
 from fedcsd.config import Settings
-from fedcsd.models.network import Network
 
-Gradient = Callable[[Tensor, Tensor], object]
-"""Changes the flat gradient in place: called with (parameters, gradient) before each step."""
+Gradient = Callable[..., object]
+"""Changes the flat gradient in place before each step: called with (parameters, gradient), or with
+(parameters, gradient, given) if it takes three. With tensors that it needs in `given`, not in a
+closure, it is the same function for every client, which lets a GPU record the step once."""
 
 
 class Sgd:
-    """SGD with momentum and weight decay as PyTorch defines it, on the flat vectors.
+    """SGD with momentum and weight decay as PyTorch defines it, on flat vectors.
 
     `v ← ρv + (g + λw)`, `w ← w − ηv`; the momentum starts at zero for every client in every round.
     """
 
-    def __init__(self, network: Network, settings: Settings):
-        self.network, self.settings, self.taken = network, settings, 0
-        self.momentum = torch.zeros_like(network.parameters) if settings.momentum else network.gradient
+    def __init__(self, parameters: Tensor, gradient: Tensor, settings: Settings):
+        self.parameters, self.gradient, self.settings = parameters, gradient, settings
+        self.momentum = torch.zeros_like(parameters) if settings.momentum else gradient
 
-    def __call__(self, loss: Tensor, gradient: Gradient | None) -> None:
-        network, settings = self.network, self.settings
-        network.gradient.zero_()
-        loss.backward()  # type: ignore[no-untyped-call]
-        if gradient is not None:
-            changed = gradient(network.parameters, network.gradient)
-            if isinstance(changed, Tensor) and changed is not network.gradient:
+    def start(self) -> None:
+        if self.settings.momentum:
+            self.momentum.zero_()
+
+    def step(self, change: Gradient | None, given: Mapping[str, Tensor]) -> None:
+        """One step by the gradient as it stands, changed first by `change`."""
+        settings = self.settings
+        if change is not None:
+            changed = change(self.parameters, self.gradient, given)
+            if isinstance(changed, Tensor) and changed is not self.gradient:
                 raise TypeError(
                     "gradient= must change the gradient in place, such as gradient.add_(…): it gave another tensor, which would be lost"
                 )
         if settings.weight_decay:
-            network.gradient.add_(network.parameters, alpha=settings.weight_decay)
+            self.gradient.add_(self.parameters, alpha=settings.weight_decay)
         if settings.momentum:
-            self.momentum.mul_(settings.momentum).add_(network.gradient)
-        network.parameters.add_(self.momentum, alpha=-settings.lr)
-        self.taken += 1
+            self.momentum.mul_(settings.momentum).add_(self.gradient)
+        self.parameters.add_(self.momentum, alpha=-settings.lr)
 
 
 def effective_steps(steps: int, momentum: float) -> float:

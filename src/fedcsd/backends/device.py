@@ -1,38 +1,143 @@
-"""Clients on one GPU, one after another, in this process."""
+"""Clients on one GPU, in this process: one after another, in lanes, or stacked.
 
+The data lies on the device once; requests are moved there, replies back to the CPU. How the clients
+share the device is the engine's matter (see fedcsd.engines): `eager` takes one client after another,
+`graphs` has lanes, each a CUDA stream with recorded steps, and `stacked` trains many clients as one.
+`auto` trains the first cohort with each of the last two and keeps the faster.
+"""
+
+import math
+import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+import torch
+
 from fedcsd.backends import in_short
-from fedcsd.errors import MethodFailed
+from fedcsd.backends.streams import Group, Lanes, Runner, to_cpu
+from fedcsd.engines.stacked import NotStackable
+from fedcsd.errors import MethodFailed, RunStopped, UserError
 from fedcsd.exchange import Reply, Request
 from fedcsd.training import Site
 from fedcsd.weights import Values, Weights, moved
 
+SMALL = 4_000_000  # numbers in a model up to which stacking is worth a try
+FEW = 4  # clients for which it is not
+
 
 class DeviceBackend:
-    """The data lies on the device; requests are moved there, replies back to the CPU."""
+    """Carries requests to the clients on this device by one engine or another."""
 
-    def __init__(self, site: Site):
-        self.site = site
+    def __init__(self, site: Site, engine: str = "eager", workers: int = 0):
+        self.site, self.engine = site, engine
+        self.lanes = Lanes(site, workers) if engine in ("auto", "graphs") else None
+        self.group = Group(site) if engine in ("auto", "stacked") else None
+        self.chosen = "" if engine == "auto" else engine
+        """the engine that trains"""
 
     def ask(self, request: Request, clients: Sequence[int], states: Mapping[int, Values]) -> Iterator[Reply]:
         there = replace(request, values=moved(request.values, self.site.device))
-        for client in clients:
-            state = states.get(client, {})
-            try:
-                reply = self.site.answer(there, client, moved(state, self.site.device))
-            except Exception as error:
-                failed = MethodFailed(f"client {client} failed: {in_short(error)}")
-                failed.add_note(traceback.format_exc())
-                raise failed from error
-            yield replace(reply, values=moved(reply.values, "cpu"), state=moved(reply.state, "cpu"))
+        self.site.begin(request.round)
+        if self.lanes is not None and clients:
+            self.lanes.try_out(there, clients[0], self._state(states, clients[0]))
+            if not self.chosen and request.function in self.lanes.training:
+                self._choose(there, clients, states)
+        for client, reply in zip(clients, self._run(there, clients, states), strict=True):
+            if isinstance(reply, BaseException):
+                raise self._failure(client, reply)
+            yield reply
 
     def evaluate(self, round: int, weights: Weights) -> list[Reply]:
         request = Request(round, "evaluate", {"weights": weights.to(self.site.device)})
-        replies = (self.site.evaluate(request, block) for block in range(len(self.site.blocks)))
+        replies = [self.site.evaluate(request, block) for block in range(len(self.site.blocks))]
         return [replace(reply, values=moved(reply.values, "cpu")) for reply in replies]
 
     def close(self) -> None:
-        pass
+        for runner in (self.lanes, self.group):
+            if runner is not None:
+                runner.close()
+
+    def _state(self, states: Mapping[int, Values], client: int) -> Values:
+        return moved(states.get(client, {}), self.site.device)
+
+    def _run(
+        self, request: Request, clients: Sequence[int], states: Mapping[int, Values]
+    ) -> Iterator[Reply | BaseException]:
+        if self.group is not None and self.chosen == "stacked":
+            return self.group.run(request, clients, lambda k: self._state(states, k))
+        if self.lanes is not None:
+            return self.lanes.run(request, clients, lambda k: self._state(states, k))
+        return self._in_turn(request, clients, states)
+
+    def _in_turn(
+        self, request: Request, clients: Sequence[int], states: Mapping[int, Values]
+    ) -> Iterator[Reply | BaseException]:
+        for client in clients:
+            try:
+                reply = self.site.answer(request, client, self._state(states, client))
+                yield to_cpu([reply])[0]
+            except Exception as error:
+                yield error
+
+    def _failure(self, client: int, error: BaseException) -> BaseException:
+        if isinstance(error, NotStackable):
+            return UserError(f"--engine stacked does not go here: {error}. Use --engine graphs")
+        if not isinstance(error, Exception) or isinstance(error, (RunStopped, UserError)):
+            return error
+        if isinstance(error, torch.OutOfMemoryError):
+            return RunStopped("the GPU's memory does not hold one client's training: lower --batch-size")
+        failed = MethodFailed(f"client {client} failed: {in_short(error)}")
+        failed.add_note("".join(traceback.format_exception(error)))
+        failed.__cause__ = error
+        return failed
+
+    def _choose(self, request: Request, clients: Sequence[int], states: Mapping[int, Values]) -> None:
+        """Train this cohort with lanes and stacked, and keep what is faster."""
+        assert self.lanes is not None
+        assert self.group is not None
+        self.chosen = "graphs"
+        size = self.site.network("student").layout.size
+        if len(clients) <= FEW or size > SMALL or request.function in self.lanes.random:
+            return
+        if self.group.engine.reason_against():
+            return
+
+        def state(client: int) -> Values:
+            return self._state(states, client)
+
+        stacked, replies = _timed(self.group, request, clients, state)
+        lanes, expected = _timed(self.lanes, request, clients, state)
+        if stacked < lanes and _alike(replies, expected, request):
+            self.chosen = "stacked"
+            self.lanes.shrink()
+
+
+def _timed(
+    runner: Runner, request: Request, clients: Sequence[int], state: Callable[[int], Values]
+) -> tuple[float, list[Reply | BaseException]]:
+    """Seconds for these clients once all is recorded, and their replies; endless if one of them fails."""
+    replies: list[Reply | BaseException] = []
+    for _ in range(2):
+        began = time.perf_counter()
+        replies = list(runner.run(request, clients, state))
+        if any(isinstance(reply, BaseException) for reply in replies):
+            return math.inf, replies
+        took = time.perf_counter() - began
+    return took, replies
+
+
+def _alike(
+    found: list[Reply | BaseException], expected: list[Reply | BaseException], request: Request
+) -> bool:
+    """Whether two engines moved the weights by the same, but for rounding that training lets grow."""
+    start = next((v for v in request.values.values() if isinstance(v, Weights)), None)
+    for one, other in zip(found, expected, strict=True):
+        if isinstance(one, BaseException) or isinstance(other, BaseException):
+            return False
+        if start is None or "weights" not in one.values or one.problem or other.problem:
+            continue
+        moved_by = (other.weights.flat - start.flat.cpu()).norm()
+        if not (one.weights.flat - other.weights.flat).norm() <= 0.1 * moved_by + 1e-6:
+            return False
+    return True

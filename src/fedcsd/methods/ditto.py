@@ -3,7 +3,10 @@
 Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from fedcsd.config import option
 from fedcsd.methods.fedavg import FedAvg
@@ -22,10 +25,14 @@ class Ditto(FedAvg):
         client.state["personal"] = client.train(
             self.personal(client, weights),
             self.loss,
-            gradient=lambda v, g: g.add_(v - weights.parameters, alpha=self.mu),
+            gradient=self.pull,
+            given={"start": weights.parameters},
             name="personal",
         )["weights"]
         return trained
+
+    def pull(self, parameters: Tensor, gradient: Tensor, given: Mapping[str, Tensor]) -> None:
+        gradient.add_(parameters - given["start"], alpha=self.mu)
 
     def personal(self, client: Client, weights: Weights) -> Weights:
         """A client that has not trained yet has the global model."""

@@ -7,7 +7,6 @@ Fig. 1 of the FedCSD paper.
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedcsd.config import option
 from fedcsd.methods.fedavg import FedAvg
@@ -25,5 +24,5 @@ class FeatureDistillation(FedAvg):
         return client.train(weights, self.loss, frozen={"global": weights})
 
     def loss(self, batch: Batch) -> Tensor:
-        distance = F.mse_loss(batch.features, batch.frozen["global"].features)
-        return F.cross_entropy(batch.logits, batch.labels) + self.mu * distance
+        distance = (batch.features - batch.frozen["global"].features).pow(2).mean(1)
+        return batch.cross_entropy + self.mu * distance

@@ -6,7 +6,6 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedcsd.methods.base import Ask, Method, Server
 from fedcsd.training import Batch, Client
@@ -25,4 +24,4 @@ class FedAvg(Method):
         return client.train(weights, self.loss)
 
     def loss(self, batch: Batch) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
-        return F.cross_entropy(batch.logits, batch.labels)
+        return batch.cross_entropy

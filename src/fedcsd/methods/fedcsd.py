@@ -8,7 +8,6 @@ from math import log
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedcsd.config import option
 from fedcsd.errors import UserError
@@ -133,7 +132,7 @@ class FedCSD(Method):
             similarity_scale=self.similarity_scale,
         )
         csd = masked_distillation(q, batch.logits, teacher, batch.labels, tau=self.tau, mask=self.mask)
-        loss = F.cross_entropy(batch.logits, batch.labels) + self.mu * csd.mean()
+        loss = batch.cross_entropy + self.mu * csd
         return loss, {"target_entropy": entropy(q) / log(q.shape[1])}
 
     def authors_loss(self, batch: Batch) -> Tensor:
@@ -145,7 +144,7 @@ class FedCSD(Method):
             batch.labels,
             tau=self.tau,
         )
-        return (1 - self.mu) * F.cross_entropy(batch.logits, batch.labels) + self.mu * csd.mean()
+        return (1 - self.mu) * batch.cross_entropy + self.mu * csd
 
     def measure(self, client: Client, teacher_logits: Tensor) -> None:
         """How good the teacher is on local data, and what the mask does about it."""
@@ -153,5 +152,5 @@ class FedCSD(Method):
         kept = soft_label_mask(teacher_logits, client.labels, self.mask)
         client.note("teacher_accuracy", right.float())
         client.note("mask_rate", kept)
-        client.note("wrong_filtered", 1 - kept[~right])
-        client.note("right_lost", 1 - kept[right])
+        client.note("wrong_filtered", 1 - kept, ~right)
+        client.note("right_lost", 1 - kept, right)

@@ -4,7 +4,7 @@ Gao et al., "FedDC: Federated Learning with Non-IID Data via Local Drift Decoupl
 CVPR 2022.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -15,7 +15,6 @@ from fedcsd.exchange import Reply
 from fedcsd.methods._drift import average_with_drift
 from fedcsd.methods.base import Server
 from fedcsd.methods.scaffold import Scaffold
-from fedcsd.sgd import Gradient
 from fedcsd.training import Client
 from fedcsd.weights import Values, Weights
 
@@ -39,9 +38,11 @@ class FedDC(Scaffold):
         client.state["drift"] = self.drift(client, weights) + update
         return reply
 
-    def gradient(self, client: Client, weights: Weights, correction: Tensor) -> Gradient:
-        goal = weights.parameters - self.drift(client, weights)
-        return lambda w, g: g.add_(correction).add_(w - goal, alpha=self.alpha)
+    def given(self, client: Client, weights: Weights, correction: Tensor) -> dict[str, Tensor]:
+        return {"correction": correction, "goal": weights.parameters - self.drift(client, weights)}
+
+    def correct(self, parameters: Tensor, gradient: Tensor, given: Mapping[str, Tensor]) -> None:
+        gradient.add_(given["correction"]).add_(parameters - given["goal"], alpha=self.alpha)
 
     def drift(self, client: Client, weights: Weights) -> Tensor:
         """`h_k`, the sum of all local updates that this client has made."""

@@ -3,6 +3,7 @@
 Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +33,10 @@ class FedDyn(FedAvg):
         start = weights.parameters
         own: Tensor = client.state.get("multiplier", torch.zeros_like(start))  # λ_k
         trained = client.train(
-            weights, self.loss, gradient=lambda w, g: g.sub_(own).add_(w - start, alpha=self.alpha)
+            weights, self.loss, gradient=self.pull, given={"start": start, "multiplier": own}
         )
         client.state["multiplier"] = own - self.alpha * (trained["weights"].parameters - start)
         return trained
+
+    def pull(self, parameters: Tensor, gradient: Tensor, given: Mapping[str, Tensor]) -> None:
+        gradient.sub_(given["multiplier"]).add_(parameters - given["start"], alpha=self.alpha)

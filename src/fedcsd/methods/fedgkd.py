@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedcsd.config import option
 from fedcsd.methods.base import Ask, Server
@@ -42,4 +41,4 @@ class FedGKD(FedAvg):
 
     def loss(self, batch: Batch) -> Tensor:
         distance = self.tau**2 * kl_divergence(batch.frozen["teacher"].logits, batch.logits, self.tau)
-        return F.cross_entropy(batch.logits, batch.labels) + self.mu * distance.mean()
+        return batch.cross_entropy + self.mu * distance

@@ -7,7 +7,6 @@ NeurIPS 2022.
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedcsd.config import option
 from fedcsd.methods.fedavg import FedAvg
@@ -29,4 +28,4 @@ class FedNTD(FedAvg):
     def loss(self, batch: Batch) -> Tensor:
         teacher, student = (not_true(z, batch.labels) for z in (batch.frozen["global"].logits, batch.logits))
         distance = self.tau**2 * kl_divergence(teacher, student, self.tau)
-        return F.cross_entropy(batch.logits, batch.labels) + self.mu * distance.mean()
+        return batch.cross_entropy + self.mu * distance

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedcsd.config import option
 from fedcsd.methods.base import Ask, Server
@@ -48,4 +47,4 @@ class FedProto(FedAvg):
         """A class without a prototype, as all are in the first round, counts zero."""
         known = batch.given["known"][batch.labels].to(batch.features.dtype)
         distance = (batch.features - batch.given["prototypes"][batch.labels]).pow(2).mean(1)
-        return F.cross_entropy(batch.logits, batch.labels) + self.mu * (known * distance).mean()
+        return batch.cross_entropy + self.mu * known * distance

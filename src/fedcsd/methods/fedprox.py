@@ -3,7 +3,10 @@
 Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from torch import Tensor
 
 from fedcsd.config import option
 from fedcsd.methods.fedavg import FedAvg
@@ -19,6 +22,7 @@ class FedProx(FedAvg):
 
     def train(self, client: Client, weights: Weights) -> Values:
         # The term's gradient is exact and costs one operation, so the loss need not know of it.
-        return client.train(
-            weights, self.loss, gradient=lambda w, g: g.add_(w - weights.parameters, alpha=self.mu)
-        )
+        return client.train(weights, self.loss, gradient=self.pull, given={"start": weights.parameters})
+
+    def pull(self, parameters: Tensor, gradient: Tensor, given: Mapping[str, Tensor]) -> None:
+        gradient.add_(parameters - given["start"], alpha=self.mu)

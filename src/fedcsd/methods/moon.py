@@ -6,7 +6,6 @@ Li et al., "Model-Contrastive Federated Learning", CVPR 2021.
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedcsd.config import option
 from fedcsd.methods.fedavg import FedAvg
@@ -30,8 +29,8 @@ class Moon(FedAvg):
         return trained
 
     def loss(self, batch: Batch) -> Tensor:
-        loss = F.cross_entropy(batch.logits, batch.labels)
+        loss = batch.cross_entropy
         if not batch.frozen:
             return loss
         near, far = (batch.frozen[name].features for name in ("global", "previous"))
-        return loss + self.mu * model_contrastive(batch.features, near, far, self.tau).mean()
+        return loss + self.mu * model_contrastive(batch.features, near, far, self.tau)

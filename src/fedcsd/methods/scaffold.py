@@ -4,7 +4,7 @@ Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Lea
 (option II of its Algorithm 1).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 from fedcsd.exchange import Reply
 from fedcsd.methods.base import Ask, Server
 from fedcsd.methods.fedavg import FedAvg
-from fedcsd.sgd import Gradient, effective_steps
+from fedcsd.sgd import effective_steps
 from fedcsd.training import Client
 from fedcsd.weights import Mean, Values, Weights, weighted_mean
 
@@ -40,14 +40,19 @@ class Scaffold(FedAvg):
 
     def train(self, client: Client, weights: Weights, variate: Tensor) -> Values:
         own = client.state.get("variate", torch.zeros_like(variate))
-        trained = client.train(weights, self.loss, gradient=self.gradient(client, weights, variate - own))
+        given = self.given(client, weights, variate - own)
+        trained = client.train(weights, self.loss, gradient=self.correct, given=given)
         way = client.settings.lr * effective_steps(trained["steps"], client.settings.momentum)
         change = (weights.parameters - trained["weights"].parameters) / way - variate
         client.state["variate"] = own + change
         return {"weights": trained["weights"], "change": change}
 
-    def gradient(self, client: Client, weights: Weights, correction: Tensor) -> Gradient:
-        return lambda w, g: g.add_(correction)
+    def given(self, client: Client, weights: Weights, correction: Tensor) -> dict[str, Tensor]:
+        """What `correct` needs."""
+        return {"correction": correction}
+
+    def correct(self, parameters: Tensor, gradient: Tensor, given: Mapping[str, Tensor]) -> None:
+        gradient.add_(given["correction"])
 
 
 def _with_changes(replies: Iterable[Reply], changes: Mean) -> Iterator[Reply]:

@@ -1,5 +1,7 @@
 """Any `nn.Module` as what training needs: flat weights and gradients, logits and features."""
 
+import itertools
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -66,11 +68,14 @@ class Network:
     """A model whose tensors are views of one flat vector, with its gradient in another.
 
     Loading weights, taking an optimizer step and reading the result are then single operations,
-    however many layers there are.
+    however many layers there are. In bfloat16 (`bf16`, on a GPU) the matrices and the kernels of
+    convolutions are rounded copies of the flat vector, made anew by `refresh` before every step;
+    the vector itself, its gradient and the optimizer stay in float32.
     """
 
-    def __init__(self, module: nn.Module, images: Tensor, classifier: str = ""):
-        self.module = module
+    def __init__(self, module: nn.Module, images: Tensor, classifier: str = "", *, bf16: bool = False):
+        self.module, self.bf16 = module, bf16
+        self.forward: Callable[[Tensor], Tensor] = module
         self.classifier = find_classifier(module, images, classifier)
         self.layout = Layout.of(module, self.classifier)
         self.classifier.register_forward_pre_hook(self._keep_features)
@@ -79,26 +84,26 @@ class Network:
         self._buffers: list[tuple[nn.Module, str, Tensor]] = []
         self._mode: tuple[bool, bool] | None = None
         self._bind()
+        self.rounded = Rounded(self, module) if bf16 else None
         self._integers = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
 
     def _bind(self) -> None:
-        """Move parameters and float buffers into the flat vector, gradients into theirs."""
+        """Move parameters and float buffers into the flat vector."""
         tensors = dict(self.module.named_parameters()) | dict(float_buffers(self.module))
         flat = torch.cat([tensors[name].detach().reshape(-1) for name in self.layout.names])
         self.flat = flat
         self.parameters = flat[: self.layout.trainable]
         self.gradient = torch.zeros_like(self.parameters)
-        start = 0
+        self.trained: list[nn.Parameter] = []
         for name, view in self.layout.split(flat).items():
             tensor = tensors[name]
             if isinstance(tensor, nn.Parameter):
                 tensor.data = view
                 if tensor.requires_grad:
-                    tensor.grad = self.gradient[start : start + view.numel()].view_as(view)
+                    self.trained.append(tensor)
             else:
                 owner, _, leaf = name.rpartition(".")
                 self._buffers.append((self.module.get_submodule(owner), leaf, view))
-            start += view.numel()
         self._hold_buffers()
 
     def _hold_buffers(self, *, keep: bool = False) -> None:
@@ -116,14 +121,36 @@ class Network:
 
     def __call__(self, images: Tensor) -> Outputs:
         """Logits and features of images [B, ...] in the present mode (train or eval)."""
-        logits = self.module(images)
+        if self.rounded is not None:
+            with torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False):
+                logits = self.forward(self.rounded.arrange(images)).float()
+        else:
+            logits = self.forward(images)
         features, self._features = self._features, None
         assert features is not None
-        return Outputs(logits, features)
+        return Outputs(logits, features.float() if self.bf16 else features)
+
+    def differentiate(self, loss: Tensor) -> None:
+        """The gradient of a loss, written into `gradient`; a parameter that has no part in it has zeros."""
+        gradients = torch.autograd.grad(loss, self.trained, allow_unused=True)
+        if self.rounded is not None:
+            self.rounded.gather(gradients, self.gradient)
+            return
+        pieces = [
+            (torch.zeros_like(p) if g is None else g).reshape(-1)
+            for p, g in zip(self.trained, gradients, strict=True)
+        ]
+        torch.cat(pieces, out=self.gradient)
+
+    def refresh(self) -> None:
+        """Take over the flat vector's present values, where the model works on a rounded copy."""
+        if self.rounded is not None:
+            self.rounded.refresh(self.parameters)
 
     def load(self, weights: Weights) -> None:
         self._hold_buffers()
         self.flat.copy_(weights.flat)
+        self.refresh()
         for buffer, initial in self._integers:
             buffer.copy_(initial)
 
@@ -145,3 +172,61 @@ class Network:
         if self._mode != (False, False):
             self.module.eval()
             self._mode = (False, False)
+
+
+class Rounded:
+    """A network's matrices and convolutions in bfloat16, the latter channels last.
+
+    They are one vector as well: rounding all of it, and bringing its gradient back, are a few
+    operations on vectors, where a cast for each layer would be hundreds.
+    """
+
+    def __init__(self, network: Network, module: nn.Module):
+        self.trained = network.trained
+        starts = itertools.accumulate((p.numel() for p in self.trained), initial=0)
+        chosen = [(p, start) for p, start in zip(self.trained, starts, strict=False) if p.dim() > 1]
+        self.places = {id(p): start for p, start in chosen}
+        self.channels_last = any(isinstance(m, nn.Conv2d) and m.in_channels >= 16 for m in module.modules())
+        here = network.flat.device
+        # Where each number of the rounded vector lies in the flat one.
+        order = [
+            self._flattened(torch.arange(start, start + p.numel(), device=here).view(p.shape))
+            for p, start in chosen
+        ]
+        self.order = torch.cat(order)
+        self.vector = torch.empty(len(self.order), dtype=torch.bfloat16, device=here)
+        stop = 0
+        for p, _ in chosen:
+            piece, stop = self.vector[stop : stop + p.numel()], stop + p.numel()
+            p.data = self._shaped(piece, p)
+        self.refresh(network.parameters)
+
+    def _last(self, tensor: Tensor) -> bool:
+        return self.channels_last and tensor.dim() == 4
+
+    def _flattened(self, tensor: Tensor) -> Tensor:
+        return (tensor.permute(0, 2, 3, 1) if self._last(tensor) else tensor).reshape(-1)
+
+    def _shaped(self, piece: Tensor, like: Tensor) -> Tensor:
+        if not self._last(like):
+            return piece.view(like.shape)
+        o, c, h, w = like.shape
+        return piece.view(o, h, w, c).permute(0, 3, 1, 2)
+
+    def arrange(self, images: Tensor) -> Tensor:
+        return images.contiguous(memory_format=torch.channels_last) if self._last(images) else images
+
+    def refresh(self, parameters: Tensor) -> None:
+        self.vector.copy_(parameters.index_select(0, self.order))
+
+    def gather(self, gradients: Sequence[Tensor | None], out: Tensor) -> None:
+        """Bring gradients, each in its parameter's type and order, into the flat vector `out`."""
+        rounded, start = [], 0
+        for p, g in zip(self.trained, gradients, strict=True):
+            g = torch.zeros_like(p) if g is None else g
+            if id(p) in self.places:
+                rounded.append(self._flattened(g))
+            else:
+                out[start : start + p.numel()] = g.reshape(-1)
+            start += p.numel()
+        out[self.order] = torch.cat(rounded).float()

@@ -1,0 +1,63 @@
+"""Step after step, each operation started when its turn comes: what CPU lanes do."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedcsd.engines import Batch, Task, Trained, batches, finish, looked_up, tally
+from fedcsd.models.network import Network, Outputs
+from fedcsd.sgd import Sgd
+
+
+class Eager:
+    """Trains one client at a time on one copy of the model."""
+
+    def __init__(self) -> None:
+        self._sgd: Sgd | None = None
+
+    def train(self, task: Task) -> Trained:
+        client, settings = task.client, task.client.settings
+        network = client.site.network("student")
+        network.load(task.weights)
+        client.site.seed(task.seed)
+        sgd = self._optimizer(network, task)
+        sums: dict[str, Tensor] = {}
+        steps = 0
+        for epoch, order in enumerate(task.order().to(client.site.device)):
+            numbers = task.numbers(epoch)
+            for part in batches(order, settings.batch_size):
+                images = client.images(part, numbers)
+                network.train(single=len(part) == 1)
+                frozen = looked_up(task.known, part) | run_live(task, images)
+                batch = Batch(*network(images), client.labels[part], frozen, task.given)
+                network.differentiate(tally(sums, batch, task.loss(batch)))
+                sgd.step(task.change, task.given)
+                network.refresh()
+                steps += 1
+            if not math.isfinite(sums["train_loss"].item()):
+                where = f"the loss is no longer finite in local epoch {epoch + 1}"
+                return Trained(task.weights, steps, diverged=where)
+        totals, diverged = finish(network.flat, sums)
+        return Trained(network.weights(), steps, totals, diverged)
+
+    def _optimizer(self, network: Network, task: Task) -> Sgd:
+        if self._sgd is None or self._sgd.parameters is not network.parameters:
+            self._sgd = Sgd(network.parameters, network.gradient, task.client.settings)
+        self._sgd.start()
+        return self._sgd
+
+
+def run_live(task: Task, images: Tensor) -> dict[str, Outputs]:
+    """Frozen networks on a batch of images, without gradients."""
+    if not task.live:
+        return {}
+    with task.client.beside, torch.no_grad():
+        return {name: live(network, images, train=task.live_training) for name, network in task.live.items()}
+
+
+def live(network: Network, images: Tensor, *, train: bool) -> Outputs:
+    if train:
+        network.train(single=len(images) == 1)
+    with torch.no_grad():
+        return network(images)
