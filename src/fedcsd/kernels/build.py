@@ -106,7 +106,16 @@ def _key(flags: tuple[str, ...], version: str) -> str:
 
 def processor() -> str:
     """What -march=native looks at: the model and the instructions it knows."""
-    telling = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU implementer", "CPU part", "Features")
+    telling = (
+        "vendor_id",
+        "cpu family",
+        "model",
+        "stepping",
+        "flags",
+        "CPU implementer",
+        "CPU part",
+        "Features",
+    )
     try:
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     except OSError:

@@ -27,6 +27,8 @@ w and bias) are made block by block, in one order. */
 #error "this processor has neither AVX nor NEON: PyTorch's own operators are faster"
 #endif
 
+#define BAND 32768  /* bytes of the gradient that shall lie in the first cache */
+
 typedef float vec __attribute__((vector_size(4 * LANES)));
 typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
 typedef uint8_t bvec __attribute__((vector_size(LANES)));
@@ -57,7 +59,7 @@ INLINE sizes measure(const shape *s) {
 /* Bytes of working memory that `forward` and `backward` need, aligned to 64. */
 int64_t scratch_size(const shape *s) {
     sizes m = measure(s);
-    int64_t forward = 4 * s->S * m.q, backward = s->O * m.h * m.wide;
+    int64_t forward = 4 * s->S * m.q, backward = s->O * m.h * m.wide + s->O * s->C * m.kk;
     return (m.plain + m.padded + m.result + (forward > backward ? forward : backward)) * sizeof(vec);
 }
 
@@ -103,38 +105,34 @@ INLINE void transpose(vec m[LANES]) {
 
 /* n ≤ LANES images of `size` numbers each to `size` vectors; missing images are zeros. */
 static void gather(const float *x, int64_t n, int64_t size, vec *out) {
-    vec m[LANES];
-    int64_t p = 0;
-    if (n == LANES)
-        for (; p + LANES <= size; p += LANES) {
-            UNROLL for (int i = 0; i < LANES; i++) memcpy(&m[i], x + i * size + p, sizeof(vec));
+    for (int64_t p = 0; p < size; p += LANES) {
+        vec m[LANES];
+        UNROLL for (int i = 0; i < LANES; i++) m[i] = splat(0);
+        if (p + LANES <= size) {
+            for (int64_t i = 0; i < n; i++) memcpy(&m[i], x + i * size + p, sizeof(vec));
             transpose(m);
             UNROLL for (int i = 0; i < LANES; i++) out[p + i] = m[i];
+        } else {
+            for (int64_t i = 0; i < n; i++) memcpy(&m[i], x + i * size + p, (size - p) * sizeof(float));
+            transpose(m);
+            memcpy(out + p, m, (size - p) * sizeof(vec));
         }
-    for (; p < size; p += LANES) {
-        int64_t few = size - p < LANES ? size - p : LANES;
-        memset(m, 0, sizeof m);
-        for (int64_t i = 0; i < n; i++) memcpy(&m[i], x + i * size + p, few * sizeof(float));
-        transpose(m);
-        memcpy(out + p, m, few * sizeof(vec));
     }
 }
 
 static void scatter(const vec *in, int64_t n, int64_t size, float *x) {
-    vec m[LANES];
-    int64_t p = 0;
-    if (n == LANES)
-        for (; p + LANES <= size; p += LANES) {
+    for (int64_t p = 0; p < size; p += LANES) {
+        vec m[LANES];
+        if (p + LANES <= size) {
             UNROLL for (int i = 0; i < LANES; i++) m[i] = in[p + i];
             transpose(m);
-            UNROLL for (int i = 0; i < LANES; i++) memcpy(x + i * size + p, &m[i], sizeof(vec));
+            for (int64_t i = 0; i < n; i++) memcpy(x + i * size + p, &m[i], sizeof(vec));
+        } else {
+            memset(m, 0, sizeof m);
+            memcpy(m, in + p, (size - p) * sizeof(vec));
+            transpose(m);
+            for (int64_t i = 0; i < n; i++) memcpy(x + i * size + p, &m[i], (size - p) * sizeof(float));
         }
-    for (; p < size; p += LANES) {
-        int64_t few = size - p < LANES ? size - p : LANES;
-        memset(m, 0, sizeof m);
-        memcpy(m, in + p, few * sizeof(vec));
-        transpose(m);
-        for (int64_t i = 0; i < n; i++) memcpy(x + i * size + p, &m[i], few * sizeof(float));
     }
 }
 
@@ -279,14 +277,14 @@ static void spread(const shape *s, const sizes *m, const vec *g, const uint8_t *
     }
 }
 
-/* dw[i][j] += Σ_{y, z} g[i][y][z] · x[y][z + j] for I planes of g and J places of a kernel's row. */
-typedef struct { const vec *g; int64_t gi, gy; const vec *x; int64_t xy, h, q; float *dw; int64_t wi; } correlation;
+/* dw[i][j] += Σ_{y, z} g[i][y][z] · x[y][z + j] for I planes of g and J places of a kernel's row; dw is of
+vectors, a sum for each of the images side by side. */
+typedef struct { const vec *g; int64_t gi, gy; const vec *x; int64_t xy, h, q; vec *dw; int64_t wi; } correlation;
 
 INLINE void dot(const int I, const int J, const correlation *c, int64_t i0, int64_t j0) {
     const vec *g = c->g + i0 * c->gi, *x = c->x + j0;
-    float *dw = c->dw + i0 * c->wi + j0;
-    vec acc[4][5];
-    UNROLL for (int i = 0; i < I; i++) UNROLL for (int j = 0; j < J; j++) acc[i][j] = splat(0);
+    vec *dw = c->dw + i0 * c->wi + j0, acc[4][5];
+    UNROLL for (int i = 0; i < I; i++) UNROLL for (int j = 0; j < J; j++) acc[i][j] = dw[i * c->wi + j];
     for (int64_t y = 0; y < c->h; y++)
         for (int64_t z = 0; z < c->q; z++) {
             vec xs[5];
@@ -296,7 +294,7 @@ INLINE void dot(const int I, const int J, const correlation *c, int64_t i0, int6
                 UNROLL for (int j = 0; j < J; j++) acc[i][j] += f * xs[j];
             }
         }
-    UNROLL for (int i = 0; i < I; i++) UNROLL for (int j = 0; j < J; j++) dw[i * c->wi + j] += sum(acc[i][j]);
+    UNROLL for (int i = 0; i < I; i++) UNROLL for (int j = 0; j < J; j++) dw[i * c->wi + j] = acc[i][j];
 }
 
 INLINE void dots(const int I, int64_t K, const correlation *c) {
@@ -312,20 +310,23 @@ INLINE void dots(const int I, int64_t K, const correlation *c) {
     for (; k < K; k++) dot(I, 1, c, 0, k);
 }
 
-/* Adds to dw what a block's gradient (as `spread` has it) and images give. */
-static void correlate(const shape *s, const sizes *m, const vec *full, const vec *in, float *dw) {
-    for (int64_t o = 0; o < s->O; o += 4)
-        for (int64_t ch = 0; ch < s->C; ch++)
-            for (int64_t ky = 0; ky < s->K; ky++) {
-                correlation c = {full + o * m->h * m->wide + m->side, m->h * m->wide, m->wide,
-                                 in + (ch * m->Hp + ky) * m->Wp, m->Wp, m->h, m->q,
-                                 dw + (o * s->C + ch) * m->kk + ky * s->K, s->C * m->kk};
-                int64_t left = s->O - o;
-                if (left >= 4) dots(4, s->K, &c);
-                else if (left == 3) dots(3, s->K, &c);
-                else if (left == 2) dots(2, s->K, &c);
-                else dots(1, s->K, &c);
-            }
+/* Adds to dw [O, C, K, K] (vectors) what a block's gradient (as `spread` has it) and images give. A band of
+rows of four planes, small enough for the first cache, meets all channels before the next. */
+static void correlate(const shape *s, const sizes *m, const vec *full, const vec *in, vec *dw) {
+    int64_t fit = BAND / (4 * m->wide * (int64_t)sizeof(vec)), band = fit ? fit : 1;
+    for (int64_t y = 0; y < m->h; y += band)
+        for (int64_t o = 0; o < s->O; o += 4)
+            for (int64_t ch = 0; ch < s->C; ch++)
+                for (int64_t ky = 0; ky < s->K; ky++) {
+                    int64_t left = s->O - o, rows = m->h - y < band ? m->h - y : band;
+                    correlation c = {full + (o * m->h + y) * m->wide + m->side, m->h * m->wide, m->wide,
+                                     in + (ch * m->Hp + y + ky) * m->Wp, m->Wp, rows, m->q,
+                                     dw + (o * s->C + ch) * m->kk + ky * s->K, s->C * m->kk};
+                    if (left >= 4) dots(4, s->K, &c);
+                    else if (left == 3) dots(3, s->K, &c);
+                    else if (left == 2) dots(2, s->K, &c);
+                    else dots(1, s->K, &c);
+                }
 }
 
 /* Gradients dx [B, C, H, W], dw [O, C, K, K] and dbias [O], each of which may be null, from g [B, O, p, r].
@@ -334,14 +335,16 @@ void backward(const shape *s, const float *x, const float *w, const float *g, co
               float *dw, float *dbias, vec *scratch) {
     sizes m = measure(s);
     vec *plain = scratch, *padded = plain + m.plain, *given = padded + m.padded, *full = given + m.result;
+    int64_t weights = s->O * s->C * m.kk;
+    vec *sums = full + s->O * m.h * m.wide;
     memset(full, 0, s->O * m.h * m.wide * sizeof(vec));
-    if (dw) memset(dw, 0, s->O * s->C * m.kk * sizeof(float));
+    if (dw) memset(sums, 0, weights * sizeof(vec));
     if (dbias) memset(dbias, 0, s->O * sizeof(float));
     for (int64_t first = 0; first < s->B; first += LANES) {
         int64_t n = s->B - first < LANES ? s->B - first : LANES;
         gather(g + first * m.result, n, m.result, given);
         spread(s, &m, given, winner ? winner + first * m.result : 0, full, dbias);
-        if (dw) correlate(s, &m, full, load(x + first * m.plain, n, s, &m, plain, padded), dw);
+        if (dw) correlate(s, &m, full, load(x + first * m.plain, n, s, &m, plain, padded), sums);
         if (!dx) continue;
         for (int64_t y = 0; y < s->H; y++)
             for (int64_t ch = 0; ch < s->C; ch += 4) {
@@ -353,4 +356,5 @@ void backward(const shape *s, const float *x, const float *w, const float *g, co
             }
         scatter(plain, n, m.plain, dx + first * m.plain);
     }
+    if (dw) for (int64_t i = 0; i < weights; i++) dw[i] = sum(sums[i]);
 }

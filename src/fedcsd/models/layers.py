@@ -42,4 +42,5 @@ class ConvPool(nn.Conv2d):
         return F.relu(x) if self.relu else x
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, pool={self.pool}, relu={self.relu}"
+        of_conv = super().extra_repr()  # type: ignore[no-untyped-call]
+        return f"{of_conv}, pool={self.pool}, relu={self.relu}"
