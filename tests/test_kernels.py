@@ -345,8 +345,8 @@ def test_the_layer_says_what_it_is() -> None:
     [
         (1, 6, 2, True),
         (6, 16, 2, True),
-        (32, 32, 2, True),
-        (32, 64, 2, False),
+        (16, 32, 2, True),
+        (32, 32, 2, False),
         (3, 16, 1, True),
         (3, 32, 1, False),
     ],

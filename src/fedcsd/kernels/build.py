@@ -1,6 +1,6 @@
 """Compiles the C source with the machine's compiler, once: the library lies in the cache folder.
 
-Its name is made from all that it depends on (source, flags, compiler, processor, user), so that a folder
+Its name is made from all that it depends on (source, command, compiler, processor, user), so that a folder
 shared between machines holds one for each. A machine without a compiler uses PyTorch's operators.
 """
 
@@ -43,7 +43,7 @@ def _load() -> ctypes.CDLL | None:
     if switched_off():
         return None
     try:
-        return _find_or_build(shlex.split(os.environ.get("CC") or "cc"))
+        return _find_or_build(shlex.split(os.environ.get("CC", "")) or ["cc"])
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         if multiprocessing.parent_process() is None:  # a worker process need not say it again
             note(
@@ -66,7 +66,7 @@ def _reason(error: Exception) -> str:
         serious = [line for line in lines if "error" in line] or lines
         return serious[0][:200] if serious else f"{error.cmd[0]} failed"
     if isinstance(error, FileNotFoundError):
-        return f"there is no C compiler {error.filename}" if error.filename else "CC is empty"
+        return f"there is no C compiler {error.filename}"
     return str(error)[:200]
 
 
@@ -74,12 +74,13 @@ def _find_or_build(compiler: list[str]) -> ctypes.CDLL:
     version = _call([*compiler, "--version"])
     attempts = (FLAGS, tuple(flag for flag in FLAGS if flag != "-march=native"))
     for flags in attempts:  # the second for compilers that do not know this processor
-        path = cache_folder() / f"kernels-{_key(flags, version)}.so"
+        command = [*compiler, *flags]
+        path = cache_folder() / f"kernels-{_key(command, version)}.so"
         with suppress(OSError):  # not there, or not whole
             if path.stat().st_uid == os.getuid():
                 return ctypes.CDLL(str(path))
         try:
-            return _build([*compiler, *flags], path)
+            return _build(command, path)
         except subprocess.CalledProcessError:
             if flags is attempts[-1]:
                 raise
@@ -97,25 +98,16 @@ def _build(command: list[str], path: Path) -> ctypes.CDLL:
         return ctypes.CDLL(str(made))
 
 
-def _key(flags: tuple[str, ...], version: str) -> str:
+def _key(command: list[str], version: str) -> str:
     digest = blake2b(SOURCE.read_bytes(), digest_size=16)
-    for part in (*flags, version, processor(), str(os.getuid())):
+    for part in (*command, version, processor(), str(os.getuid())):
         digest.update(b"\0" + part.encode())
     return digest.hexdigest()
 
 
 def processor() -> str:
     """What -march=native looks at: the model and the instructions it knows."""
-    telling = (
-        "vendor_id",
-        "cpu family",
-        "model",
-        "stepping",
-        "flags",
-        "CPU implementer",
-        "CPU part",
-        "Features",
-    )
+    telling = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU ", "Features")
     try:
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]
     except OSError:
@@ -125,6 +117,13 @@ def processor() -> str:
 
 def _call(command: list[str]) -> str:
     done = subprocess.run(
-        command, capture_output=True, text=True, check=True, timeout=300, stdin=subprocess.DEVNULL
+        command,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        check=True,
+        timeout=300,
+        encoding="utf-8",
+        errors="replace",
+        env={**os.environ, "LC_ALL": "C"},
     )
     return done.stdout
