@@ -98,7 +98,7 @@ def _faster(channels: int, planes: int, pool: int) -> bool:
         32 → 64        0.8 ×     1.5 ×      1.1 ×     1.4 ×        0.6 ×     1.0 ×
         64 → 64        0.8 ×     1.5 ×      0.7 ×     1.2 ×
 
-    Both held to AVX2, the first three rows are 1.3 to 6 ×, 16 → 32 is 0.9 to 1.9 ×, 32 → 32 0.8 to 1.7 ×.
+    Both held to AVX2, the first three rows are 1.3 to 6 ×, 16 → 32 is 0.8 to 1.9 ×, 32 → 32 0.8 to 1.7 ×.
     """
     return channels * planes <= 512 if pool == 2 else max(channels, planes) <= 16
 
