@@ -44,7 +44,7 @@ def content_key(files: Iterable[Path], options: Mapping[str, Any]) -> str:
         digest.update(f"{path.name}:{fresh[place]}\n".encode())
     if fresh != known:
         with suppress(OSError):
-            _replace(memory, lambda temporary: temporary.write_text(json.dumps(fresh)))
+            replace_file(memory, lambda temporary: temporary.write_text(json.dumps(fresh)))
     return digest.hexdigest()
 
 
@@ -66,7 +66,7 @@ def cached(name: str, key: str, make: Callable[[], Dataset]) -> Dataset:
         return Dataset.stored(*_read(path), name=name, key=key)
     tensors, facts = make().store()
     try:
-        _replace(path, lambda temporary: save_file(tensors, temporary, {"facts": json.dumps(facts)}))
+        replace_file(path, lambda temporary: save_file(tensors, temporary, {"facts": json.dumps(facts)}))
     except (OSError, SafetensorError) as error:
         raise UserError(
             f"cannot write the decoded data to {path.parent}: {getattr(error, 'strerror', None) or error}: "
@@ -81,7 +81,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
 
 
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
+def replace_file(path: Path, write: Callable[[Path], object]) -> None:
     """Write a file that appears whole or not at all; clear away what dead processes left behind."""
     path.parent.mkdir(parents=True, exist_ok=True)
     for left in path.parent.glob(".*.tmp"):

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcsd.errors import UserError
+from fedcsd.models.layers import ConvPool
 
 
 class SimpleCNN(nn.Module):
@@ -17,17 +18,15 @@ class SimpleCNN(nn.Module):
             )
         channels, height, width = shape
         side_h, side_w = ((((side - 4) // 2) - 4) // 2 for side in (height, width))
-        self.conv1 = nn.Conv2d(channels, 6, 5)
-        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.conv1 = ConvPool(channels, 6, 5)
+        self.conv2 = ConvPool(6, 16, 5)
         self.fc1 = nn.Linear(16 * side_h * side_w, 120)
         self.fc2 = nn.Linear(120, 84)
         self.classifier = nn.Linear(84, classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Images [B, C, H, W] to logits [B, classes]; the features are the 84 of `fc2`."""
-        # Pooling before the ReLU is the same function with a quarter of the ReLU's work.
-        x = F.relu(F.max_pool2d(self.conv1(x), 2))
-        x = F.relu(F.max_pool2d(self.conv2(x), 2))
+        x = self.conv2(self.conv1(x))  # each with its pooling and ReLU
         x = F.relu(self.fc1(x.flatten(1)))
         x = F.relu(self.fc2(x))
         return self.classifier(x)  # type: ignore[no-any-return]
