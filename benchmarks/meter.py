@@ -70,7 +70,7 @@ class Phase:
 
 
 class Meter(Watch):
-    """Takes every round apart. `told` is called at the end of each, outside of what is timed."""
+    """Takes every round apart. `told` is called before the first and after each, outside of what is timed."""
 
     PLACES: ClassVar[list[tuple[type, str]]] = [
         (Federation, "step"),
@@ -139,6 +139,9 @@ class Meter(Watch):
         inner = getattr(owner, name)
 
         def timed(*arguments: Any) -> Any:
+            if label == "step" and not self.rounds:
+                self.told(0, 0)
+                self._begin()
             began = clock()
             self.moments[label] = began
             try:

@@ -11,7 +11,7 @@ point is measured in a process of its own. The first round is not counted. Secon
 are of the middle half of the rounds. Times of a busy machine are not worth much.
 
     cohort      10 to 10,000 clients that hold 6 images each, 10 of them a round, 10 epochs of one batch
-    everyone    10 to 10,000 clients that share 10,000 images, all of them in every round
+    everyone    10 to 10,000 clients that share 10,000 images, all of them in every round, batches of 10
     samples     1,000 to 60,000 images, dealt to 10 clients with label skew, simple CNN
     parameters  an MLP of growing width, and ResNet-18, with 10 clients of 32 images
     w1          10 clients, simple CNN, 20,000 images with label skew, two epochs: the round whose time
@@ -33,10 +33,10 @@ of lanes, as a share of the wall seconds. It consists of:
 What the server does while lanes are training is not outside training, though it may take a core.
 
 **Memory** is the proportional set size (PSS, from /proc/*/smaps_rollup) of the main process and its
-lanes, the largest sum seen from when the data is made to the end, but for the timed rounds: looking
-takes time as well, so the round before them is watched and, where they are short, some after them. "own"
+lanes, the largest sum seen in rounds. It is looked at after every round; the round before the timed ones
+and, where they are short, some after them are watched all along, since looking takes time as well. "own"
 is without what is mapped from files (PyTorch itself), which is shared with whoever else uses it on the
-machine; slopes are taken from that.
+machine; slopes are taken from that. The peak before the first round (`before` in the JSON) is no part of it.
 """
 
 import argparse
@@ -47,15 +47,13 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from peaks import Memory
 
 PARTS = ("cohort", "imbalance", "messages", "aggregation", "evaluation", "metrics", "checkpoint", "rest")
 MIB = 2**20
@@ -92,7 +90,9 @@ def points(quick: bool) -> list[Point]:
     found = [replace(few, name=f"{n:,} clients", clients=n) for n in (10, 100, 1000, 10_000)]
     for n, timed, cost in ((10, 9, 4), (100, 9, 5), (1000, 5, 15), (10_000, 1, 45)):
         watched = 0 if n > 1000 else 3
-        found.append(Point("everyone", f"{n:,} clients", n, 10_000, timed=timed, watched=watched, cost=cost))
+        found.append(
+            Point("everyone", f"{n:,} clients", n, 10_000, batch=10, timed=timed, watched=watched, cost=cost)
+        )
     for n, timed, cost in ((1000, 9, 4), (5000, 7, 8), (20_000, 3, 12), (60_000, 2, 25)):
         found.append(
             Point("samples", f"{n:,} images", 10, n, model="simple_cnn", timed=timed, watched=0, cost=cost)
@@ -144,8 +144,14 @@ def model(spec: str) -> Any:
     return mlp
 
 
+def say(stage: str) -> None:
+    """Tell the parent what comes next, and wait until it has looked at the memory once."""
+    print(stage, flush=True)
+    sys.stdin.readline()
+
+
 def measure(point: Point, device: str, workers: int, disk: str | None) -> dict[str, Any]:
-    """A point's figures. Says on stdout when memory should be watched."""
+    """A point's figures. Says when memory should be watched."""
     import torch
     from meter import Meter
 
@@ -153,7 +159,7 @@ def measure(point: Point, device: str, workers: int, disk: str | None) -> dict[s
 
     def tell(done: int, rounds: int) -> None:
         watch = done == 0 or done > point.timed
-        print("watch" if watch else "look away", flush=True)
+        say("rounds" if watch else "look away")
 
     meter = Meter(tell)
     meter.install()
@@ -177,7 +183,7 @@ def measure(point: Point, device: str, workers: int, disk: str | None) -> dict[s
         "device": device,
         "workers": workers,
     }
-    tell(0, 0)
+    say("before")
     with tempfile.TemporaryDirectory(dir=disk, prefix="scale-") as folder:
         job = jobs.begin(values, given=given, out=Path(folder) / "run")
         jobs.train(job, meter)
@@ -197,74 +203,28 @@ def measure(point: Point, device: str, workers: int, disk: str | None) -> dict[s
 # The parent: starts children, watches their memory, makes tables.
 
 
-def family(pid: int) -> Iterator[int]:
-    """A process and all that it started."""
-    yield pid
-    for children in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):
-            for child in children.read_text().split():
-                yield from family(int(child))
-
-
-def memory(pid: int) -> tuple[int, int]:
-    """Bytes of a process and its children, shared pages counted once: in all, and not from files.
-
-    Nothing if a process came or went meanwhile: pages that it shares would count twice."""
-    total = own = 0
-    processes = list(family(pid))
-    for each in processes:
-        try:
-            lines = Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()
-        except OSError:
-            return 0, 0
-        sizes = {name: int(rest.split()[0]) for name, _, rest in (s.partition(":") for s in lines[1:])}
-        total += sizes.get("Pss", 0) * 1024
-        own += (sizes.get("Pss", 0) - sizes.get("Pss_File", 0)) * 1024
-    return (total, own) if list(family(pid)) == processes else (0, 0)
-
-
-class Memory(threading.Thread):
-    """The peaks of a child's memory, while it wants to be watched."""
-
-    def __init__(self, pid: int):
-        super().__init__(daemon=True)
-        self.pid, self.peak, self.own = pid, 0, 0
-        self.watching, self.over = threading.Event(), False
-
-    def run(self) -> None:
-        while self.watching.wait() and not self.over:
-            total, own = memory(self.pid)
-            self.peak, self.own = max(self.peak, total), max(self.own, own)
-            time.sleep(0.01)
-
-    def end(self) -> None:
-        self.over = True
-        self.watching.set()
-        self.join()
-
-
 def child(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
     """A point measured in a fresh process: what it found, and the peaks of its memory."""
     task = json.dumps(asdict(point))
     command = [sys.executable, __file__, "--child", task, "--device", arguments.device]
     command += ["--workers", str(arguments.workers)] + (["--disk", arguments.disk] if arguments.disk else [])
     last = "{}"
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         watch = Memory(process.pid)
         watch.start()
         assert process.stdout is not None
+        assert process.stdin is not None
         for line in process.stdout:
-            if line.startswith("watch"):
-                watch.watching.set()
-            elif line.startswith("look away"):
-                watch.watching.clear()
+            if watch.hear(line.strip()):
+                process.stdin.write("\n")
+                process.stdin.flush()
             else:
                 last = line
-        watch.end()
+        peaks = watch.end()
     if process.returncode:
         sys.exit(f"{point.series}, {point.name}: ended with status {process.returncode}")
     found: dict[str, Any] = json.loads(last)
-    return {**asdict(point), **found, **summary(found["rounds"]), "peak": watch.peak, "own": watch.own}
+    return {**asdict(point), **found, **summary(found["rounds"]), **peaks}
 
 
 def summary(rounds: list[dict[str, float]]) -> dict[str, Any]:
