@@ -1,5 +1,6 @@
 """Real worker processes: any number of them gives the same bits, and one that dies is replaced."""
 
+import gc
 import os
 import signal
 import threading
@@ -210,3 +211,19 @@ def test_a_gpu_agrees_with_the_cpu() -> None:
     ]
     for name, tensor in runs[0].weights.items():
         torch.testing.assert_close(runs[1].weights[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+@dataclass(frozen=True)
+class Collecting(FedAvg):
+    """Measures how many objects, shared with the main process, its collector leaves alone."""
+
+    def train(self, client: Client, weights: Weights) -> Values:
+        client.note("frozen", torch.tensor([float(gc.get_freeze_count())]))
+        return super().train(client, weights)
+
+
+def test_garbage_collection_in_a_lane_leaves_forked_objects_alone() -> None:
+    """It would copy every page that holds one of them."""
+    run = fedcsd.run(method=Collecting(), rounds=1, epochs=1, workers=1)
+    assert run.history[0]["frozen"] > 10_000
+    assert gc.get_freeze_count() == 0  # of the main process

@@ -5,6 +5,7 @@ padding. The data set lies in memory once: lanes are forked from the process tha
 lane computes does not depend on which lane it is, so neither does the result.
 """
 
+import gc
 import itertools
 import multiprocessing
 import os
@@ -62,6 +63,7 @@ def serve(pipe: Connection, theirs: Connection, site: Site) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
+    gc.freeze()  # a collection that looks through what was forked would copy all of its pages
     threading.Thread(target=_follow_parent, daemon=True).start()
     layout = site.network("student").layout
     request = Request(0, "", {})
