@@ -9,8 +9,8 @@ and how each is set up; their docstrings say more:
            with all cores
   pfl      pfl-research: a process for each core (PFL_WORKER_ADDRESSES), one thread each, its own balancing
            of unequal clients, evaluation shared among the processes
-  fedlab   FedLab's StandalonePipeline: one process, all cores' threads
-  plain    a plain PyTorch loop (deepcopy, DataLoader, torch.optim.SGD): one process, all cores' threads
+  fedlab   FedLab's StandalonePipeline: one process, one thread or all cores', whichever is faster
+  plain    a plain PyTorch loop (deepcopy, DataLoader, torch.optim.SGD): threads as for fedlab
   fedcsd   this checkout, Federation and LocalBackend: a lane for each core, one thread each
 
 The work, in files that all read: the same images, clients, network, initial weights and cohorts, FedAvg
@@ -26,7 +26,9 @@ its place, and the table says so.
 Repetitions are interleaved. A run's first round warms up; its time a round is the median of the others,
 and the table has the median of the repetitions with their range. Start-up is the time until the end of
 the first round less one ordinary round. Peak memory is that of all processes of a run together, shared
-pages counted once. Contenders run without a network but 127.0.0.1 where the system allows it (unshare).
+pages counted once. Run it on a machine that does nothing else: before each run it waits a while for
+others to be done, and figures taken beside them are marked. Contenders run without a network but
+127.0.0.1 where the system allows it (unshare).
 """
 
 import argparse
@@ -43,6 +45,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
 
+import quiet
 import report
 from environments import NotInstalled, python_of, versions
 from memory import Peak, end
@@ -170,21 +173,29 @@ def measure(
     """All repetitions of one workload, one contender after another; who fails is left out of the rest."""
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in ready}
     failures: dict[str, str] = {}
+    cores = len(os.sched_getaffinity(0))
     for repetition in range(1, arguments.repeats + 1):
         for name, python in ready.items():
             if name in failures:
                 continue
+            before = quiet.wait(cores, arguments.patience)
             try:
                 run = run_once(name, python, folder, rounds, arguments.limit)
             except Failed as error:
                 failures[name] = str(error)
                 say(f"{workload} {repetition}/{arguments.repeats} {name:>7}: failed: {error}")
                 continue
+            run["others_busy"] = max(before, quiet.busy_cores(cores))
             runs[name].append(run)
             figure = report.summary([run])
             say(
                 f"{workload} {repetition}/{arguments.repeats} {name:>7}: {figure['seconds']:.3f} s a round, "
                 f"{100 * run['accuracy']:.1f}%, {run['peak_bytes'] / 2**20:,.0f} MiB"
+                + (
+                    f" (others used {run['others_busy']:.1f} cores)"
+                    if run["others_busy"] > quiet.BUSY
+                    else ""
+                )
             )
     return runs, failures
 
@@ -211,6 +222,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--venvs", type=Path, default=Path(".peers"), help="where the environments are kept")
     parser.add_argument("--data-dir", type=Path, default=os.environ.get("FEDCSD_DATA"))
     parser.add_argument("--limit", type=float, default=900, help="seconds that one run may take")
+    parser.add_argument("--patience", type=float, default=60, help="seconds to wait for a quiet machine")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
     arguments.workloads = arguments.workloads.split(",")

@@ -1,6 +1,6 @@
 """FedAvg in FedLab's standalone simulation: StandalonePipeline, SyncServerHandler, SGDSerialClientTrainer.
 
-One process; PyTorch uses all cores inside its operations. FedLab's own trainer has neither momentum nor
+One process, with one thread or all cores', whichever is faster here. FedLab's own trainer has neither momentum nor
 weight decay and its handler averages without weights, so the places that it offers for such things are
 overridden: a new optimizer for each client, the number of samples with each upload, a weighted mean, and
 the clients of the round. Its loop, its serialization and its exchange are as they are. FedLab imports
@@ -23,7 +23,7 @@ from fedlab.contrib.algorithm.basic_server import SyncServerHandler
 from fedlab.core.standalone import StandalonePipeline
 from fedlab.utils import Aggregators, SerializationTool
 from torch import Tensor
-from workload import Batches, Marks, Work, accuracy, arguments, read
+from workload import Batches, Marks, Work, accuracy, arguments, choose_threads, read
 
 
 class Data:
@@ -79,10 +79,11 @@ def main() -> None:
     logging.disable(logging.INFO)
     folder, rounds, marks = arguments()
     work = read(folder)
+    threads = choose_threads(work)
     pipeline: Any = Pipeline(Server(work, rounds), Trainer(work), work, marks)
     pipeline.evaluate()
     pipeline.main()
-    marks.write(threads=torch.get_num_threads())
+    marks.write(threads=threads)
 
 
 if __name__ == "__main__":

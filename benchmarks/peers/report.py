@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from quiet import BUSY
+
 ALIKE = 0.05  # accuracies further from the plain loop's than this are flagged
 OUR_NAMES = ("plain", "fedcsd")
 """contenders that are not peers"""
@@ -31,6 +33,8 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "accuracy": statistics.median(run["accuracy"] for run in runs),
         "accuracy_range": [min(run["accuracy"] for run in runs), max(run["accuracy"] for run in runs)],
         "repetitions": len(runs),
+        "threads": sorted({run["threads"] for run in runs}),
+        "others_busy": max(run["others_busy"] for run in runs),
     }
 
 
@@ -53,16 +57,22 @@ def table(
 ) -> str:
     """The figures of one workload as lines of text."""
     heads = ("", "s a round", "range", "to plain", "to best peer", "start-up s", "peak MiB", "accuracy")
-    widths = (10, 10, 16, 9, 13, 11, 10, 22)
+    widths = (9, 11, 20, 10, 14, 12, 10, 24)
     lines = [title, "".join(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True))]
     for name in order:
         if name in found:
             cells = [name, *_cells(found[name])]
             lines.append("".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True)))
         if name in failures:
-            lines.append(f"{name:>10}  failed: {failures[name]}")
+            lines.append(f"{name:>9}  failed: {failures[name]}")
     if any(found[name]["accuracy_differs"] for name in found):
         lines.append(f"! more than {100 * ALIKE:.0f} points from the plain loop: it may not do the same work")
+    busy = [name for name in order if name in found and found[name]["others_busy"] > BUSY]
+    if busy:
+        lines.append(
+            f"NOT TO BE RELIED ON: other programs used the machine (up to "
+            f"{max(found[name]['others_busy'] for name in busy):.1f} cores) around runs of {', '.join(busy)}"
+        )
     return "\n".join(lines)
 
 
