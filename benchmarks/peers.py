@@ -36,6 +36,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -240,6 +241,7 @@ def parsed() -> argparse.Namespace:
 
 def main() -> None:
     arguments = parsed()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what runs is ended on the way out
     from make_workloads import WORKLOADS
 
     ready, not_installed = install(arguments.only, arguments.venvs.resolve())
