@@ -14,7 +14,8 @@ and how each is set up; their docstrings say more:
   fedcsd   this checkout, Federation and LocalBackend: a lane for each core, one thread each
 
 The work, in files that all read: the same images, clients, network, initial weights and cohorts, FedAvg
-weighted by samples, and evaluation on 2,000 test images after every round. The order of batches differs.
+weighted by samples, and evaluation on 2,000 test images after every round. The order of batches differs,
+so accuracies do: by twenty points and more in W3's first two rounds, little after the default rounds.
   W1  10 clients with label skew (Dirichlet 0.5), 20,000 MNIST images, simple CNN, batches of 64, 2 epochs
   W2  200 clients of 50 MNIST images, 20 in a round, simple CNN, batches of 10, 1 epoch
   W3  pfl-research's CIFAR-10 benchmark: 1,000 clients of 50 images, 50 in a round, its small CNN with
