@@ -73,9 +73,15 @@ class Peak(threading.Thread):
         return self.peak
 
 
-def end(root: int) -> None:
-    """Kill what is left of a family that we started in a session of its own."""
-    for pid in family(root):
-        if pid != os.getpid():
-            with suppress(OSError):
-                os.kill(pid, signal.SIGKILL)
+def end(root: int, patience: float = 10.0) -> None:
+    """Kill what is left of a family that we started in a session of its own, and wait until it is gone.
+
+    A child that is killed lets go of its memory a moment later; the next run is not to begin before that.
+    """
+    members = family(root) - {os.getpid()}
+    for pid in members:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + patience
+    while any(pss(pid) for pid in members) and time.monotonic() < deadline:
+        time.sleep(0.02)
