@@ -76,7 +76,7 @@ class DeviceBackend:
         for client in clients:
             try:
                 reply = self.site.answer(request, client, self._state(states, client))
-                yield to_cpu([reply])[0]
+                yield to_cpu(reply)
             except Exception as error:
                 yield error
 

@@ -3,20 +3,18 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Protocol
 
 import torch
-from torch import Tensor
 
 from fedcsd.engines import Task, Trained
 from fedcsd.engines.graphs import Graphs, Launcher
 from fedcsd.engines.stacked import Meeting, Stacked
 from fedcsd.exchange import Reply, Request
 from fedcsd.training import Engine, Site
-from fedcsd.weights import Values, Weights
+from fedcsd.weights import Values, moved
 
 MANY = 10  # lanes for a model whose training takes little memory
 HEAVY = 2 << 30  # bytes of a lane from which on a few fill the device
@@ -34,32 +32,8 @@ class Runner(Protocol):
     def close(self) -> None: ...
 
 
-def to_cpu(replies: Sequence[Reply]) -> list[Reply]:
-    """Replies with their tensors on the CPU; the copies are under way together and waited for once."""
-    waits = False
-
-    def here(tensor: Tensor) -> Tensor:
-        nonlocal waits
-        if tensor.device.type != "cuda":
-            return tensor
-        waits = True
-        copied = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        return copied.copy_(tensor, non_blocking=True)
-
-    def all_here(values: Values) -> Values:
-        return {
-            name: replace(v, flat=here(v.flat))
-            if isinstance(v, Weights)
-            else here(v)
-            if isinstance(v, Tensor)
-            else v
-            for name, v in values.items()
-        }
-
-    moved_ones = [replace(r, values=all_here(r.values), state=all_here(r.state)) for r in replies]
-    if waits:
-        torch.cuda.current_stream().synchronize()
-    return moved_ones
+def to_cpu(reply: Reply) -> Reply:
+    return replace(reply, values=moved(reply.values, "cpu"), state=moved(reply.state, "cpu"))
 
 
 class Counted:
@@ -84,7 +58,7 @@ class Lane:
     def answer(self, request: Request, client: int, state: Values, engine: Engine | None = None) -> Reply:
         with torch.cuda.stream(self.stream):
             self.stream.wait_stream(torch.cuda.default_stream())
-            reply = to_cpu([self.site.answer(request, client, state, engine or self.engine)])[0]
+            reply = to_cpu(self.site.answer(request, client, state, engine or self.engine))
             self.stream.synchronize()
         return reply
 
@@ -98,6 +72,58 @@ def _has_drawn(seed: int) -> bool:
     return not all(torch.equal(a, b) for a, b in zip(now, fresh, strict=True))
 
 
+class Dealt:
+    """Clients dealt to lanes, and their replies as they come. A lane that is done takes over from the
+    one with most left; none runs far ahead of the reader, so that few replies lie in memory."""
+
+    def __init__(self, clients: Sequence[int], lists: dict[int, deque[int]]):
+        self.lists, self.head = lists, clients[0] if clients else -1
+        self.replies: dict[int, Reply | BaseException] = {}
+        self.stopped, self.active = False, len(lists)
+        self.condition = threading.Condition()
+
+    def next(self, lane: int) -> int | None:
+        """The lane's next client; None if there is nothing left."""
+        with self.condition:
+            while not self.stopped:
+                mine = self.lists[lane] or max(self.lists.values(), key=len)
+                if not mine:
+                    break
+                if len(self.replies) < HELD or mine[0] == self.head:
+                    return mine.popleft()
+                self.condition.wait()
+            self.active -= 1
+        return None
+
+    def give_up(self, lane: int, client: int) -> bool:
+        """Leave a client, and all that is left, to the other lanes; false if there is no other."""
+        with self.condition:
+            if self.active == 1:
+                return False
+            self.active -= 1
+            self.lists[lane].appendleft(client)
+            self.condition.notify_all()
+            return True
+
+    def put(self, client: int, reply: Reply | BaseException) -> None:
+        with self.condition:
+            self.replies[client] = reply
+            self.condition.notify_all()
+
+    def wait_for(self, client: int) -> Reply | BaseException:
+        with self.condition:
+            self.head = client
+            self.condition.notify_all()
+            while client not in self.replies:
+                self.condition.wait()
+            return self.replies.pop(client)
+
+    def stop(self) -> None:
+        with self.condition:
+            self.stopped = True
+            self.condition.notify_all()
+
+
 class Lanes:
     """Deals clients to lanes, each the next client when it is free."""
 
@@ -106,9 +132,7 @@ class Lanes:
         self.launcher = Launcher()
         self.site = site
         self.lanes = [Lane(site, self.launcher)]
-        self.free = list(self.lanes)
         self.condition = threading.Condition()
-        self.pool: ThreadPoolExecutor | None = None
         self.training: set[str] = set()
         """functions of the method that train"""
         self.random: set[str] = set()
@@ -139,73 +163,77 @@ class Lanes:
         room = int(0.8 * torch.cuda.mem_get_info()[0] // max(1, needed))
         while len(self.lanes) < min(wanted, 1 + room):
             self.lanes.append(Lane(self.site.another(), self.launcher))
-            self.free.append(self.lanes[-1])
 
     def shrink(self) -> None:
         """Give the memory of all lanes but one back."""
-        self.lanes, self.free = self.lanes[:1], self.lanes[:1]
+        del self.lanes[1:]
         torch.cuda.empty_cache()
 
     def run(self, request: Request, clients: Sequence[int], state: State) -> Iterator[Reply | BaseException]:
-        alone = request.function in self.random or len(self.lanes) == 1
-        if self.pool is None:
-            self.pool = ThreadPoolExecutor(max(1, len(self.lanes)), "lane")
+        alone = request.function in self.random
+        dealt = Dealt(clients, self._lists(clients, alone))
         torch.cuda.default_stream().synchronize()
-        waiting, running = deque(clients), deque[Future[Reply]]()
-        while waiting or running:
-            while waiting and len(running) < (1 if alone else HELD):
-                client = waiting.popleft()
-                running.append(self.pool.submit(self._answer, request, client, state(client), alone))
+        threads = [
+            threading.Thread(target=self._work, args=(self.lanes[n], n, request, dealt, state), daemon=True)
+            for n in dealt.lists
+        ]
+        for thread in threads:
+            thread.start()
+        try:
+            for client in clients:
+                yield dealt.wait_for(client)
+        finally:
+            dealt.stop()
+            for thread in threads:
+                thread.join()
+
+    def _lists(self, clients: Sequence[int], alone: bool) -> dict[int, deque[int]]:
+        """Each lane's clients: the next longest to the lane with the least to do, so that in every round
+        of all clients a client comes to the lane that has recorded its last, smaller batch."""
+        lists = {number: deque[int]() for number in range(1 if alone else len(self.lanes))}
+        load = dict.fromkeys(lists, 0)
+        for client in clients:
+            least = min(load, key=lambda number: (load[number], number))
+            lists[least].append(client)
+            load[least] += len(self.site.parts[client])
+        return lists
+
+    def _work(self, lane: Lane, number: int, request: Request, dealt: Dealt, state: State) -> None:
+        """A lane's share of a request, in a thread of its own."""
+        while (client := dealt.next(number)) is not None:
             try:
-                yield running.popleft().result()
-            except Exception as error:
-                yield error
+                reply: Reply | BaseException = lane.answer(request, client, state(client))
+            except torch.OutOfMemoryError as error:
+                if dealt.give_up(number, client):
+                    self._without(lane)
+                    return
+                reply = self._last_try(lane, request, client, state, error)
+            except BaseException as error:
+                reply = error
+            dealt.put(client, reply)
 
-    def _answer(self, request: Request, client: int, state: Values, alone: bool) -> Reply:
-        while True:
-            lane = self._take(request, client, alone)
-            try:
-                reply = lane.answer(request, client, state)
-            except torch.OutOfMemoryError:
-                if not self._retire(lane):
-                    raise
-                continue
-            except BaseException:
-                self._give(lane)
-                raise
-            self._give(lane)
-            return reply
-
-    def _take(self, request: Request, client: int, alone: bool) -> Lane:
-        """A free lane: one that knows the client's last batch if there is one."""
-        rest = len(self.site.parts[client]) % self.site.settings.batch_size
+    def _without(self, lane: Lane) -> None:
+        """From here on without a lane for which there is no memory; others take its clients."""
         with self.condition:
-            while not self.free or (alone and self.lanes[0] not in self.free):
-                self.condition.wait()
-            lane = next((some for some in self.free if rest in some.engine.sizes()), self.free[0])
-            lane = self.lanes[0] if alone else lane
-            self.free.remove(lane)
-            return lane
-
-    def _give(self, lane: Lane) -> None:
-        with self.condition:
-            self.free.append(lane)
-            self.condition.notify()
-
-    def _retire(self, lane: Lane) -> bool:
-        """Do without a lane for which there is no memory; false if it is the last."""
-        with self.condition:
-            if len(self.lanes) == 1:
-                self.free.append(lane)
-                return False
             self.lanes.remove(lane)
         lane.engine.kinds.clear()
         torch.cuda.empty_cache()
-        return True
+
+    def _last_try(
+        self, lane: Lane, request: Request, client: int, state: State, error: BaseException
+    ) -> Reply | BaseException:
+        """The only lane left has no memory either: it may have that of all others."""
+        with self.condition:
+            alone, self.lanes = len(self.lanes) == 1, [lane]
+        if alone:
+            return error
+        torch.cuda.empty_cache()
+        try:
+            return lane.answer(request, client, state(client))
+        except BaseException as again:
+            return again
 
     def close(self) -> None:
-        if self.pool is not None:
-            self.pool.shutdown(wait=False, cancel_futures=True)
         self.launcher.close()
 
 
@@ -249,8 +277,7 @@ class Group:
         for thread in threads:
             thread.join()
         with self._stream():
-            here = iter(to_cpu([reply for reply in replies if isinstance(reply, Reply)]))
-            return [next(here) if isinstance(reply, Reply) else reply for reply in replies]
+            return [to_cpu(reply) if isinstance(reply, Reply) else reply for reply in replies]
 
     def _stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self.engine.stream) if self.site.device.type == "cuda" else nullcontext()

@@ -11,8 +11,9 @@ import gc
 import math
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Hashable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -31,7 +32,7 @@ Program = list[tuple[torch.cuda.CUDAGraph, int]]
 AHEAD = 16  # replays that a stream may be ahead of the device
 SMALL = 1_000_000  # numbers in a model up to which several steps are recorded as one
 RUN = 8  # as many
-LAUNCHES_PAY = 20  # a step that is one of its kind is captured if it is taken this often
+PAYS = 8  # a step that has been taken so often will be recorded
 
 
 class Launcher:
@@ -129,6 +130,7 @@ class Steps:
         self.sums: dict[str, Tensor] = {}
         self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         """by batch size and number of steps"""
+        self.taken: Counter[int] = Counter()  # steps of a last batch that were not recorded, by size
         self.places = torch.arange(settings.batch_size, device=device)
 
     def load(self, task: Task, order: Tensor) -> None:
@@ -211,8 +213,11 @@ def recorded(step: Callable[[], None], steps: int, pool: Any, cursor: Tensor) ->
         try:
             for _ in range(steps):
                 step()
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with suppress(Exception):  # the error that matters is the one that ended the recording
+                graph.capture_end()
+            raise
+        graph.capture_end()
     finally:
         if collecting:
             gc.enable()
@@ -247,29 +252,46 @@ class Graphs:
                 f"the loss or gradient of {type(task.client.site.method).__name__} is another function for every client, "
                 "so that the GPU cannot record it once: give tensors as given=, not in a closure"
             )
-            if whole * settings.epochs < LAUNCHES_PAY:
+            if whole * settings.epochs < PAYS:
                 return self.eager.train(task)
         steps = self.kinds.get(key) or Steps(self.site, task)
         if key is not None:
             self.kinds[key] = steps
         order = task.order().reshape(-1)
         steps.load(task, order)
-        program = steps.program(task.samples, settings.batch_size)
         try:
-            for size, run in [graph for graph, _ in program if graph not in steps.graphs]:
-                with Graphs.recording:
-                    steps.capture(size, run, self.pool)
+            program = self._recorded(steps, task.samples)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
             self._refuse(error)
             return self.eager.train(task)
-        epoch = [(steps.graphs[graph], times) for graph, times in program]
-        self.launcher.run(self.stream, epoch * settings.epochs)
+        if (rest, 1) in steps.graphs or not rest:
+            self.launcher.run(self.stream, program * settings.epochs)
+        else:
+            for _ in range(settings.epochs):
+                self.launcher.run(self.stream, program)
+                steps.step(rest)
         totals, diverged = finish(steps.network.flat, steps.sums)
         if not math.isfinite(totals["train_loss"]):
             diverged = "the loss is no longer finite in local training"
         return Trained(steps.network.weights(), settings.epochs * (whole + bool(rest)), totals, diverged)
+
+    def _recorded(self, steps: Steps, samples: int) -> Program:
+        """The graphs of an epoch, recorded where they are not yet. A last, smaller batch comes once in an
+        epoch: it is only recorded when it has come often."""
+        settings = self.site.settings
+        rest = samples % settings.batch_size
+        steps.taken[rest] += settings.epochs
+        program: Program = []
+        for graph, times in steps.program(samples, settings.batch_size):
+            if graph not in steps.graphs:
+                if graph[0] == rest and steps.taken[rest] <= PAYS:
+                    continue
+                with Graphs.recording:
+                    steps.capture(*graph, self.pool)
+            program.append((steps.graphs[graph], times))
+        return program
 
     def _refuse(self, error: Exception) -> None:
         """What cannot be recorded is trained step by step."""

@@ -116,10 +116,10 @@ class Rows:
                 buffer.copy_(some[0])
             else:
                 torch.stack(some, out=buffer[:used])
-        for name, table in self.known.items():
-            for place, buffer in enumerate(table):
+        for name, tables in self.known.items():
+            for place, looked in enumerate(tables):
                 outputs = torch.cat([task.known[name][place] for task in tasks])
-                buffer[: len(outputs)] = outputs
+                looked[: len(outputs)] = outputs
         self.cursor.zero_()
         for total in self.sums.values():
             total.zero_()

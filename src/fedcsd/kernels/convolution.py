@@ -8,7 +8,7 @@ import ctypes
 import threading
 from collections.abc import Callable
 from functools import lru_cache, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch.autograd import Function, forward_ad
 from torch.nn import Parameter
 from torch.nn import functional as F
 
+from fedcsd.kernels import cuda
 from fedcsd.kernels.build import library
 
 
@@ -31,10 +32,14 @@ def convolution(
     """relu(max_pool(conv(x))) of images x [B, C, H, W] with weight [O, C, K, K] and bias [O], at stride 1,
     with `padding` zeros around the image; `pool` is 1 (none) or 2 (2×2), `relu` may be left out.
 
-    On a CPU and in float32 a compiled kernel does it where that is faster; elsewhere PyTorch's operators.
+    In float32 a compiled kernel does it where that is faster; elsewhere PyTorch's operators.
     """
     if pool not in (1, 2):
         raise ValueError(f"pool is {pool}: it can be 1 or 2")
+    if x.is_cuda and cuda.fits(x, weight, bias, padding):
+        bias = weight.new_zeros(len(weight)) if bias is None else bias
+        result = cuda.CudaForward.apply(x, weight, bias, (padding, pool, relu))  # type: ignore[no-untyped-call]
+        return cast(Tensor, result[0])
     if not (_fits(x, weight, bias, padding, pool) and library()):
         return plain(x, weight, bias, padding, pool, relu)
     how: How = (padding, pool, relu)
