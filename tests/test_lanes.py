@@ -167,7 +167,7 @@ def test_clients_return_to_the_lane_that_knows_their_teacher() -> None:
     backend = LocalBackend(experiment.site(), experiment.network.layout, 2)
     try:
         first, second = backend.lanes
-        backend.homes = {0: second, 1: first, 2: second}
+        backend.remembered, backend.homes = True, {0: second, 1: first, 2: second}
         assert backend._choose(first, deque([0, 1, 2, 3]), "train") == 1  # its own, though 0 is larger
         assert backend._choose(first, deque([0, 2, 3]), "train") == 3  # then one that is nobody's
         assert backend._choose(first, deque([0, 2]), "train") == 0  # then another lane's, rather than wait

@@ -85,9 +85,10 @@ def test_network_is_views_of_one_vector() -> None:
     assert state["1.running_var"].tolist() == [network.layout.size - 4 + i for i in range(4)]
     assert state["1.num_batches_tracked"] == before["1.num_batches_tracked"] == 0
     network.train()
-    network(torch.randn(5, 3)).logits.sum().backward()
-    grads = torch.cat([p.grad.flatten() for p in network.module.parameters() if p.grad is not None])
-    assert torch.equal(network.gradient, grads)
+    loss = network(torch.randn(5, 3)).logits.square().sum()
+    expected = torch.autograd.grad(loss, list(network.module.parameters()), retain_graph=True)
+    network.differentiate(loss)
+    assert torch.equal(network.gradient, torch.cat([g.flatten() for g in expected]))
     assert state["1.num_batches_tracked"] == 1
     network.load(network.weights())
     assert state["1.num_batches_tracked"] == 0  # each local training starts it anew

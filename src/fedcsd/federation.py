@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from fedcsd import seeds
 from fedcsd.backends import Backend, in_short
@@ -141,7 +142,11 @@ class Federation:
             experiment.weights, experiment.data.classes, experiment.features, self.settings.clients
         )
         alike = Alike(experiment.data, len(experiment.parts))
-        self.own_tests = [alike.rows(k, rows) for k, rows in enumerate(experiment.parts)]
+        found = [alike.rows(k, rows) for k, rows in enumerate(experiment.parts)]
+        found = [(rows, shares) for rows, shares in found if len(rows)]
+        self.own_tests = [np.concatenate(some) for some in zip(*found, strict=True)]
+        """test rows like each client's own, client after client, and what each counts for"""
+        self.own_starts = np.cumsum([0, *(len(rows) for rows, _ in found)])[:-1]
         self.states = MemoryStates() if states is None else states
         self.ledger = Ledger(self.settings.clients)
         self.watch = watch or Watch()
@@ -231,9 +236,17 @@ class Federation:
             parts = np.split(local, np.cumsum([len(h) for h in held])[:-1])
             own = [float(part.mean()) for part in parts if len(part)]
         else:
-            own = [float(test[rows] @ shares) for rows, shares in self.own_tests if len(rows)]
+            own = self._own_accuracies(test)
         record |= spread("client_accuracy", own)
         return record | spread("client_accuracy_personal", self._personal())
+
+    def _own_accuracies(self, correct: NDArray[np.bool_]) -> list[float]:
+        """Of the global model on each client's like of the test images."""
+        if not self.own_tests:
+            return []
+        rows, shares = self.own_tests
+        accuracies: list[float] = np.add.reduceat(correct[rows] * shares, self.own_starts).tolist()
+        return accuracies
 
     def _personal(self) -> list[float]:
         """Accuracy of each client's own model on its own data, for methods that make such models."""

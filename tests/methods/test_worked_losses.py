@@ -67,7 +67,9 @@ def loss(method: Any, case: Case, dtype: torch.dtype = torch.float64) -> tuple[f
     known = {} if csd else {"known": torch.tensor(case.known)}
     batch = Batch(z, h, torch.tensor(case.y), frozen, {"prototypes": prototypes, **known})
     result = method.loss(batch)
-    value = result[0] if isinstance(result, tuple) else result
+    each = result[0] if isinstance(result, tuple) else result
+    assert each.shape == (len(case.y),)
+    value = each.mean()
     value.backward()
     gradients = [torch.zeros_like(a) if a.grad is None else a.grad for a in (z, h)]
     return value.item(), gradients[0].numpy(), gradients[1].numpy()

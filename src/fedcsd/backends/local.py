@@ -15,7 +15,7 @@ import threading
 import traceback
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -36,6 +36,18 @@ HELD_BYTES = 1 << 30  # replies that wait for their turn may take this much memo
 
 def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keeps PyTorch in this process to one thread while lanes have the cores: what it does between
+    replies is small, and several threads would wait for each other behind the lanes."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 class Lane:
@@ -109,11 +121,13 @@ class LocalBackend:
         self.requests = itertools.count(1)
         self.homes: dict[int, Lane] = {}
         self.round = -1
+        self.remembered = False  # whether lanes know something of this request's clients
         self.lanes = [Lane(self.context, site) for _ in range(workers or cores())]
 
     def ask(self, request: Request, clients: Sequence[int], states: Mapping[int, Values]) -> Iterator[Reply]:
         if request.round != self.round:
             self.round, self.homes = request.round, {}
+        self.remembered = bool(self.homes)
         return self._deal(request, clients, states)
 
     def evaluate(self, round: int, weights: Weights) -> list[Reply]:
@@ -127,6 +141,12 @@ class LocalBackend:
     def _deal(self, request: Request, items: Sequence[int], states: Mapping[int, Values]) -> Iterator[Reply]:
         """Give each free lane the next item; yield the replies in the order of `items`."""
         number = next(self.requests)
+        with one_thread():
+            yield from self._replies(number, request, items, states)
+
+    def _replies(
+        self, number: int, request: Request, items: Sequence[int], states: Mapping[int, Values]
+    ) -> Iterator[Reply]:
         blob = pack({"round": request.round, "function": request.function}, request.values)
         waiting, deaths = deque(items), Counter[int]()
         ready: dict[int, tuple[Reply, int]] = {}
@@ -150,6 +170,9 @@ class LocalBackend:
     def _choose(self, lane: Lane, waiting: deque[int], function: str) -> int:
         """The next item for a lane; a client goes back to the lane that knows its teacher's outputs."""
         if function == "evaluate":
+            return waiting[0]
+        if not self.remembered:
+            self.homes[waiting[0]] = lane
             return waiting[0]
         own = (item for item in waiting if self.homes.get(item) is lane)
         free = (item for item in waiting if item not in self.homes)

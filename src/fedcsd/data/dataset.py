@@ -274,9 +274,11 @@ def _kind(x: Array) -> str:
 
 def _standardise(x: Array, largest: int) -> tuple[Tensor, Tensor]:
     """Scale and shift that give each channel of the training data mean 0 and deviation 1."""
-    channels = [x[:, c] for c in range(x.shape[1])] if x.ndim == 4 else [x]
-    # From counts of the 256 values: exact, and without a floating-point copy of the data.
-    counts = np.array([np.bincount(c.reshape(-1), minlength=256) for c in channels], dtype=np.float64)
+    counts = np.zeros((x.shape[1] if x.ndim == 4 else 1, 256))
+    # From counts of the 256 values, some images at a time: exact, and without a larger copy of the data.
+    for some in np.array_split(x, -(-x.size // (1 << 24))):
+        for c in range(len(counts)):
+            counts[c] += np.bincount((some[:, c] if x.ndim == 4 else some).reshape(-1), minlength=256)
     values = np.arange(256) / largest
     mean = (counts @ values) / counts.sum(1)
     deviation = np.sqrt(np.maximum(counts @ values**2 / counts.sum(1) - mean**2, 1e-12))

@@ -73,8 +73,8 @@ class Rows:
         )
         self.network = site.network("student")
         layout, size = self.network.layout, settings.batch_size
-        self.parameters = torch.zeros(width, layout.trainable, device=device)
-        self.others = torch.zeros(width, layout.size - layout.trainable, device=device)
+        self.parameters = self.network.flat.new_zeros(width, layout.trainable)
+        self.others = self.network.flat.new_zeros(width, layout.size - layout.trainable)
         self.momentum = torch.zeros_like(self.parameters)
         steps = settings.epochs * -(-max(len(rows) for rows in site.parts) // size)
         self.order = torch.zeros(width, steps, size, dtype=torch.int64, device=device)
@@ -175,7 +175,7 @@ class Rows:
         images = self.site.images(which.flatten(), numbers)
         labels = data.y_train[which]
         lacking = torch.arange(size, device=images.device) >= counts
-        weight = (1 / counts.clamp_min(1)).masked_fill(lacking, 0)
+        weight = (1 / counts.clamp_min(1).to(self.parameters.dtype)).masked_fill(lacking, 0)
         given = {n: t if n in self.shared else t[:rows] for n, t in self.given.items()}
         dims = {n: None if n in self.shared else 0 for n in given}
         self.network.train()

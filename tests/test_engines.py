@@ -1,0 +1,220 @@
+"""Clients stacked as one train as they do one by one, for every method and whatever their sizes."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import blobs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedcsd.backends.device import DeviceBackend
+from fedcsd.data import Dataset
+from fedcsd.engines import Batch, identity
+from fedcsd.engines.stacked import Schedule, Stacked
+from fedcsd.errors import UserError
+from fedcsd.exchange import Request
+from fedcsd.experiments import prepare
+from fedcsd.federation import Experiment, Federation
+from fedcsd.methods import Method, methods
+from fedcsd.methods.fedavg import FedAvg
+from fedcsd.training import Client
+
+
+def pictures(samples: int = 300, side: int = 16) -> Dataset:
+    random = np.random.default_rng(0)
+    patterns = random.integers(0, 120, (10, side, side))
+    y = random.integers(0, 10, samples + 60)
+    x = (patterns[y] + random.integers(0, 136, (len(y), side, side))).astype(np.uint8)
+    return Dataset.of_arrays(x[:samples], y[:samples], x[samples:], y[samples:], name="patterns")
+
+
+def experiment(method: Method, given: Dataset | None = None, **values: Any) -> Experiment:
+    chosen = {
+        "data": "given from Python",
+        "clients": 6,
+        "beta": 0.5,
+        "epochs": 2,
+        "batch_size": 16,
+        "participation": 0.7,
+        "min_samples": 1,
+        "model": "simple_cnn",
+        "lr": 0.05,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return prepare({**chosen, **values}, method=method, data=given or pictures())
+
+
+def trained(prepared: Experiment, engine: str, rounds: int = 3) -> Federation:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        federation = Federation(prepared, DeviceBackend(prepared.site(), engine))
+    for _ in range(rounds):
+        federation.step()
+    return federation
+
+
+def close(one: Federation, other: Federation, tolerance: float = 2e-5) -> None:
+    for name, value in one.server.values.items():
+        mine, yours = (getattr(v, "flat", v) for v in (value, other.server.values[name]))
+        if isinstance(mine, Tensor) and mine.is_floating_point():
+            torch.testing.assert_close(mine, yours, rtol=tolerance, atol=tolerance)
+    for name, value in one.record.items():
+        if isinstance(value, float) and not name.startswith("seconds"):
+            assert other.record[name] == pytest.approx(value, abs=1e-2 if "accuracy" in name else 1e-4), name
+
+
+@pytest.mark.parametrize("name", methods.names)
+def test_stacked_clients_train_as_they_do_one_by_one(name: str) -> None:
+    method = methods.load(name)()
+    close(trained(experiment(method), "eager"), trained(experiment(method), "stacked"))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "scaffold", "label_smoothing"])
+def test_augmented_images_are_the_same_ones(name: str) -> None:
+    method = methods.load(name)()
+    prepared = [experiment(method, augment="cifar") for _ in range(2)]
+    close(trained(prepared[0], "eager", 2), trained(prepared[1], "stacked", 2))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    batch=st.integers(1, 40),
+    epochs=st.integers(1, 3),
+    clients=st.integers(1, 9),
+    momentum=st.sampled_from([0.0, 0.9]),
+    decay=st.sampled_from([0.0, 0.1]),
+)
+def test_any_sizes_of_clients_and_batches(
+    batch: int, epochs: int, clients: int, momentum: float, decay: float
+) -> None:
+    values = {
+        "batch_size": batch,
+        "epochs": epochs,
+        "clients": clients,
+        "momentum": momentum,
+        "weight_decay": decay,
+        "participation": 1.0,
+        "model": "mlp",
+    }
+    prepared = [experiment(FedAvg(), blobs(), **values) for _ in range(2)]
+    one, other = trained(prepared[0], "eager", 2), trained(prepared[1], "stacked", 2)
+    # Many small steps let the rounding of single numbers grow; a mistake would move them all.
+    way = (one.server.weights.flat - prepared[0].weights.flat).norm()
+    assert (one.server.weights.flat - other.server.weights.flat).norm() < 1e-3 * way
+
+
+def test_more_clients_than_are_stacked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedcsd.backends.streams.WIDEST", 2)
+    prepared = [experiment(FedAvg(), participation=1.0) for _ in range(2)]
+    close(trained(prepared[0], "eager", 2), trained(prepared[1], "stacked", 2))
+
+
+def test_a_schedule_goes_through_every_sample_once_an_epoch() -> None:
+    prepared = experiment(FedAvg())
+    site = prepared.site()
+    tasks = []
+
+    class Catch:
+        def train(self, task):
+            tasks.append(task)
+            raise RuntimeError
+
+    for k in range(6):
+        client = Client(site, k, 0)
+        client.engine = Catch()
+        with pytest.raises(RuntimeError):
+            client.train(prepared.weights, FedAvg().loss)
+    tasks.sort(key=lambda task: -task.samples)
+    schedule = Schedule.of(tasks)
+    start = 0
+    for k, task in enumerate(tasks):
+        assert schedule.steps[k] == 2 * -(-task.samples // 16)
+        real = [
+            schedule.order[k, t, : schedule.counts[k, t]].tolist() for t in range(schedule.order.shape[1])
+        ]
+        assert [len(some) for some in real if some] == 2 * (
+            [16] * (task.samples // 16) + [task.samples % 16] * (task.samples % 16 > 0)
+        )
+        epoch = [place for some in real[: schedule.steps[k] // 2] for place in some]
+        assert sorted(epoch) == list(range(start, start + task.samples))
+        start += task.samples
+    program = Stacked(site, 6)._program(schedule.steps)
+    done = 0
+    for rows, times in program:
+        assert rows >= sum(steps > done for steps in schedule.steps)
+        done += times
+    assert done == schedule.steps[0]
+
+
+class Mean(FedAvg):
+    """Gives the mean of the loss, which cannot leave samples out."""
+
+    def loss(self, batch: Batch) -> Tensor:
+        return F.cross_entropy(batch.logits, batch.labels)
+
+
+class Enclosed(FedAvg):
+    """Its change of the gradient encloses a tensor."""
+
+    def train(self, client: Client, weights: Any) -> Any:
+        return client.train(weights, self.loss, gradient=lambda w, g: g.add_(w - weights.parameters))
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "why"),
+    [
+        (Mean(), {}, "one number a sample"),
+        (Enclosed(), {}, "another function for every client"),
+        (methods.load("fedcsd")(), {"augment": "cifar"}, "must look at every batch"),
+    ],
+    ids=["mean", "closure", "augmented teacher"],
+)
+def test_what_cannot_be_stacked_is_told_why(method: Method, values: dict[str, Any], why: str) -> None:
+    with pytest.raises(UserError, match=f"--engine stacked does not go here: .*{why}.*--engine graphs"):
+        trained(experiment(method, **values), "stacked", 1)
+
+
+def test_a_mistake_of_a_stacked_client_is_told_with_its_place() -> None:
+    class Wrong(FedAvg):
+        def train(self, client: Client, weights: Any) -> Any:
+            if client.number == 3:
+                raise KeyError("mine")
+            return super().train(client, weights)
+
+    with pytest.raises(Exception, match="client 3 failed: KeyError"):
+        trained(experiment(Wrong(), participation=1.0), "stacked", 1)
+
+
+def test_a_stacked_client_that_diverges_does_not_harm_the_others() -> None:
+    data = pictures()
+    data.x_train[:20] = 255
+    prepared = experiment(FedAvg(), data, lr=1e30, on_divergence="skip")
+    replies = list(
+        DeviceBackend(prepared.site(), "stacked").ask(
+            Request(0, "train", {"weights": prepared.weights}), range(6), {}
+        )
+    )
+    assert all("no longer finite" in reply.problem for reply in replies)
+
+
+def test_when_two_functions_are_the_same() -> None:
+    method = FedAvg()
+    factor, tensor = 2.0, torch.ones(1)
+
+    def make(constant: float):
+        return lambda w, g: g.mul_(constant)
+
+    assert identity(method.loss, method) == identity(method.loss, method) is not None
+    assert identity(FedAvg().loss, method) is None
+    assert identity(make(2.0), method) == identity(make(2.0), method) is not None
+    assert identity(make(2.0), method) != identity(make(3.0), method)
+    assert identity(lambda w, g: g.mul_(factor), method) is not None
+    assert identity(lambda w, g: g.mul_(tensor), method) is None
+    assert identity(nn.Linear(1, 1), method) is None
+    assert identity(lambda w, g, by=tensor: g.mul_(by), method) is None
