@@ -324,12 +324,16 @@ class Federation:
         """Everything that outlives a round, as a header and named values."""
         values: dict[str, Value] = {f"server.{name}": value for name, value in self.server.values.items()}
         header = {"round": self.round, "record": finite(self.record), "ledger": self.ledger.to_json()}
+        # What a GPU's speed decided in the first round holds for the rest of the run, resumed or not.
+        header["engine"] = getattr(self.backend, "chosen", "")
         clients, kept = self.states.save(self.round)
         return header | clients, values | {f"client.{name}": value for name, value in kept.items()}
 
     def load(self, header: dict[str, Any], values: dict[str, Value]) -> None:
         self.round, self.record = header["round"], header["record"]
         self.ledger.from_json(header["ledger"])
+        if header.get("engine") and hasattr(self.backend, "chosen"):
+            self.backend.chosen = header["engine"]
         self.server.values.clear()
         parts: dict[str, dict[str, Value]] = {"server": {}, "client": {}}
         for name, value in values.items():

@@ -1,0 +1,277 @@
+"""A GPU trains what the CPU trains: every engine, within rounding. Left out where there is no GPU."""
+
+import math
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_engines import experiment, pictures
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fedcsd
+from fedcsd.backends import streams
+from fedcsd.backends.device import DeviceBackend
+from fedcsd.engines import Batch
+from fedcsd.errors import MethodFailed, RunStopped
+from fedcsd.federation import Experiment, Federation
+from fedcsd.kernels import convolution
+from fedcsd.methods import Method, methods
+from fedcsd.methods.fedavg import FedAvg
+from fedcsd.training import Client
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+ENGINES = ["eager", "graphs", "stacked", "auto"]
+TEACHERS = ["feature_distillation", "fedcsd", "fedgkd", "fedntd", "logit_distillation", "moon"]
+NEAR = 1e-3  # of the way that the weights went; docs/speed.md states it
+
+
+def trained(prepared: Experiment, engine: str = "", rounds: int = 3) -> Federation:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        backend = DeviceBackend(prepared.site(), engine or prepared.settings.engine)
+        federation = Federation(prepared, backend)
+        for _ in range(rounds):
+            federation.step()
+    backend.close()
+    return federation
+
+
+def steps(federation: Federation) -> None:
+    for _ in range(3):
+        federation.step()
+
+
+def apart(one: Federation, other: Federation) -> float:
+    """How far two results lie from each other, in units of the way from the start."""
+    start = one.experiment.weights.flat
+    mine, yours = one.server.weights.flat, other.server.weights.flat
+    return float((mine - yours).norm() / (mine - start).norm())
+
+
+@pytest.mark.parametrize("augment", ["none", "cifar"])
+@pytest.mark.parametrize("name", methods.names)
+def test_every_engine_trains_what_the_cpu_trains(name: str, augment: str) -> None:
+    method = methods.load(name)()
+    expected = trained(experiment(method, augment=augment), "eager")
+    for engine in ENGINES:
+        prepared = experiment(method, augment=augment, device="cuda", engine=engine)
+        if engine == "stacked" and augment != "none" and name in TEACHERS:
+            with pytest.raises(fedcsd.UserError, match="must look at every batch"):
+                trained(prepared)
+            continue
+        found = trained(prepared)
+        assert apart(expected, found) < NEAR, engine
+        assert found.record["train_loss"] == pytest.approx(expected.record["train_loss"], rel=1e-4)
+        assert found.record["bytes_down"] == expected.record["bytes_down"]
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64, 1000])
+def test_ragged_batches_and_clients_smaller_than_one(batch: int) -> None:
+    values = {"batch_size": batch, "min_samples": 1, "beta": 0.2, "epochs": 3, "lr": 0.01}
+    expected = trained(experiment(FedAvg(), **values), "eager")
+    for engine in ("graphs", "stacked"):
+        found = trained(experiment(FedAvg(), device="cuda", engine=engine, **values))
+        assert apart(expected, found) < NEAR, engine
+
+
+def test_batch_norm_and_its_statistics() -> None:
+    def model(shape: Any, classes: int) -> nn.Module:
+        norm = nn.Sequential(nn.Conv2d(shape[0], 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten())
+        return nn.Sequential(norm, nn.Linear(4 * 14 * 14, classes))
+
+    def run(**values: Any) -> Federation:
+        prepared = fedcsd.experiments.prepare(
+            {"data": "given from Python", "clients": 4, "epochs": 2, "batch_size": 16, **values},
+            method=FedAvg(),
+            data=pictures(),
+            model=model,
+        )
+        return trained(prepared, values.get("engine", "eager"))
+
+    expected = run()
+    for engine in ("eager", "graphs", "auto"):
+        found = run(device="cuda", engine=engine)
+        assert apart(expected, found) < NEAR, engine
+        assert found.backend.chosen in ("eager", "graphs")
+
+
+@pytest.mark.parametrize("engine", ["eager", "graphs", "stacked"])
+def test_the_same_run_twice_has_the_same_bits(engine: str) -> None:
+    one, other = (trained(experiment(FedAvg(), device="cuda", engine=engine)) for _ in range(2))
+    assert torch.equal(one.server.weights.flat, other.server.weights.flat)
+
+
+def test_a_loss_that_looks_at_its_numbers_runs_step_by_step_and_says_so() -> None:
+    class Looking(FedAvg):
+        def loss(self, batch: Batch) -> Tensor:
+            loss = F.cross_entropy(batch.logits, batch.labels)
+            return loss if math.isfinite(loss.item()) else loss * 0
+
+    expected = trained(experiment(FedAvg()), "eager")
+    prepared = experiment(Looking(), device="cuda", engine="graphs")
+    federation = Federation(prepared, DeviceBackend(prepared.site(), "graphs"))
+    with pytest.warns(match="cannot be recorded on the GPU and runs step by step"):
+        steps(federation)
+    assert apart(expected, federation) < NEAR
+
+
+def test_a_closure_is_recorded_anew_and_right() -> None:
+    class Pull(FedAvg):
+        def train(self, client: Client, weights: Any) -> Any:
+            return client.train(weights, self.loss, gradient=lambda w, g: g.add_(w - weights.parameters))
+
+    expected = trained(experiment(Pull()), "eager")
+    prepared = experiment(Pull(), device="cuda", engine="graphs")
+    federation = Federation(prepared, DeviceBackend(prepared.site(), "graphs"))
+    with pytest.warns(match="another function for every client"):
+        steps(federation)
+    assert apart(expected, federation) < NEAR
+
+
+def test_what_draws_runs_one_client_at_a_time_and_repeats() -> None:
+    def model(shape: Any, classes: int) -> nn.Module:
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(256, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, classes)
+        )
+
+    def run() -> Federation:
+        values = {"data": "given from Python", "clients": 4, "device": "cuda", "batch_size": 16}
+        prepared = fedcsd.experiments.prepare(values, method=FedAvg(), data=pictures(), model=model)
+        return trained(prepared, "auto")
+
+    one, other = run(), run()
+    assert one.backend.lanes.random == {"train"}
+    assert torch.equal(one.server.weights.flat, other.server.weights.flat)
+
+
+def test_bfloat16_stays_near() -> None:
+    for model in ("simple_cnn", "resnet18"):
+        full = trained(experiment(FedAvg(), device="cuda", model=model, lr=0.01), "graphs")
+        half = trained(
+            experiment(FedAvg(), device="cuda", model=model, lr=0.01, precision="bf16", engine="graphs")
+        )
+        assert 0 < apart(full, half) < 0.2, model
+
+
+@dataclass
+class Full:
+    """A lane for which there is no memory."""
+
+    lanes: streams.Lanes
+    answer: Any
+    first_too: bool
+
+    def __call__(self, lane: streams.Lane, *arguments: Any) -> Any:
+        if self.first_too or lane is not self.lanes.lanes[0]:
+            raise torch.OutOfMemoryError("no memory")
+        return self.answer(lane, *arguments)
+
+
+@pytest.mark.parametrize("first_too", [False, True])
+def test_without_memory_there_are_fewer_lanes(first_too: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = experiment(FedAvg(), device="cuda", engine="graphs", participation=1.0)
+    federation = Federation(prepared, DeviceBackend(prepared.site(), "graphs"))
+    federation.step()
+    lanes = federation.backend.lanes
+    assert len(lanes.lanes) > 1
+    full = Full(lanes, streams.Lane.answer, first_too)
+    monkeypatch.setattr(streams.Lane, "answer", lambda *a: full(*a))
+    if first_too:
+        with pytest.raises(RunStopped, match=r"memory.*--batch-size"):
+            federation.step()
+    else:
+        federation.step()
+        assert len(lanes.lanes) == 1
+        assert federation.record["clients"] == 6
+
+
+def test_a_mistake_in_a_lane_is_told() -> None:
+    class Wrong(FedAvg):
+        def train(self, client: Client, weights: Any) -> Any:
+            if client.number == 3:
+                raise KeyError("mine")
+            return super().train(client, weights)
+
+    with pytest.raises(MethodFailed, match="client 3 failed: KeyError"):
+        trained(experiment(Wrong(), device="cuda", engine="graphs", participation=1.0))
+
+
+def test_a_resumed_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+    values = {"data": "digits", "clients": 6, "epochs": 1, "device": "cuda", "method": "fedcsd"}
+    whole = fedcsd.run(**values, rounds=4, out=tmp_path / "whole")
+    fedcsd.run(**values, rounds=2, out=tmp_path / "half")
+    resumed = fedcsd.resume(tmp_path / "half", rounds=4)
+    for name, tensor in whole.weights.items():
+        assert torch.equal(tensor, resumed.weights[name])
+
+
+@pytest.mark.parametrize(
+    ("batch", "channels", "side", "planes", "kernel", "padding", "pool", "relu"),
+    [
+        (5, 1, 12, 6, 5, 0, 2, True),
+        (8, 3, 9, 7, 3, 1, 2, True),
+        (16, 6, 12, 16, 5, 0, 2, True),
+        (4, 2, 7, 4, 3, 0, 1, False),
+        (64, 1, 28, 6, 5, 0, 2, True),
+        (1, 4, 8, 8, 5, 2, 2, False),
+    ],
+)
+def test_the_fused_convolution(
+    batch: int, channels: int, side: int, planes: int, kernel: int, padding: int, pool: int, relu: bool
+) -> None:
+    torch.manual_seed(0)
+    shapes = [(3, batch, channels, side, side + 1), (3, planes, channels, kernel, kernel), (3, planes)]
+    stacked = [torch.randint(-4, 5, shape).float() for shape in shapes]  # whole numbers: ties are common
+
+    def one(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return convolution(x, w, b, padding=padding, pool=pool, relu=relu).square().sum()
+
+    gradients = torch.func.grad(one, argnums=(0, 1, 2))
+    there = torch.vmap(gradients)(*(t.cuda() for t in stacked))
+    for k in range(3):
+        expected = gradients(*(t[k].double() for t in stacked))
+        alone = gradients(*(t[k].cuda() for t in stacked))
+        for mine, yours, alike in zip(alone, expected, there, strict=True):
+            torch.testing.assert_close(mine.cpu().double(), yours, rtol=1e-5, atol=1e-3)
+            torch.testing.assert_close(alike[k], mine, rtol=1e-5, atol=1e-3)
+        assert one(*(t[k].cuda() for t in stacked)).isfinite()
+    x = stacked[0][0].cuda()
+    x[0, 0, 2, 2] = math.nan
+    assert convolution(x, *(t[0].cuda() for t in stacked[1:]), padding=padding, pool=pool).isnan().any()
+
+
+def test_memory_does_not_grow_with_clients() -> None:
+    def peak(clients: int) -> int:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        trained(experiment(FedAvg(), device="cuda", clients=clients, engine="graphs", participation=1.0))
+        return torch.cuda.max_memory_allocated()
+
+    few, many = peak(10), peak(60)
+    size = 4 * experiment(FedAvg()).weights.flat.numel()
+    assert many - few < 25 * size
+
+
+def test_a_method_of_one_s_own() -> None:
+    class Own(Method):
+        def round(self, server: Any, ask: Any) -> None:
+            replies = list(ask(self.train, weights=server.weights))
+            server.weights = server.weights.like(torch.stack([r.weights.flat for r in replies]).mean(0))
+
+        def train(self, client: Client, weights: Any) -> Any:
+            return client.train(weights, self.loss, frozen={"start": weights})
+
+        def loss(self, batch: Batch) -> Tensor:
+            return batch.cross_entropy + (batch.features - batch.frozen["start"].features).abs().mean(1)
+
+    expected = trained(experiment(Own()), "eager")
+    for engine in ENGINES:
+        assert apart(expected, trained(experiment(Own(), device="cuda", engine=engine))) < NEAR
