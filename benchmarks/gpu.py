@@ -139,8 +139,6 @@ def plain_loop(experiment: Experiment, tf32: bool, steps: int = 60) -> float:
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     settings, data = experiment.settings, experiment.data.to(torch.device("cuda"))
     model = copy.deepcopy(experiment.network.module).cuda()
-    for module in model.modules():
-        module._forward_pre_hooks.clear()
     model.train()
     sgd = torch.optim.SGD(
         model.parameters(), settings.lr, settings.momentum, weight_decay=settings.weight_decay

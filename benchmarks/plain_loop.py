@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -46,18 +46,12 @@ class PlainLoop:
     def __init__(self, experiment: Experiment):
         data, self.settings = experiment.data, experiment.settings
         self.model = copy.deepcopy(experiment.network.module)
-        self.classifier_hooks_off(self.model)
         x = data.images(data.x_train)
         self.clients = [
             TensorDataset(x[torch.from_numpy(p)], data.y_train[torch.from_numpy(p)]) for p in experiment.parts
         ]
         self.test = DataLoader(TensorDataset(data.images(data.x_test), data.y_test), batch_size=500)
         self.accuracy = 0.0
-
-    @staticmethod
-    def classifier_hooks_off(model: nn.Module) -> None:
-        for module in model.modules():
-            module._forward_pre_hooks.clear()
 
     def round(self) -> None:
         states: list[tuple[int, dict[str, Tensor]]] = []

@@ -152,9 +152,10 @@ class Rows:
         bf16 = self.site.settings.precision == "bf16"
         with torch.autocast(images.device.type, torch.bfloat16, enabled=bf16):
             logits = functional_call(network.module, dict(parameters), (images,))
-        features, network._features = network._features, None
-        assert features is not None
-        batch = Batch(logits.float(), features.float(), labels, looked_up(self.known, part), given)
+        features = network.take_features()
+        if bf16:
+            logits, features = logits.float(), features.float()
+        batch = Batch(logits, features, labels, looked_up(self.known, part), given)
         value, measured = checked(batch, self.loss(batch))
         if not value.dim():
             raise NotStackable("the loss is a mean; it must be one number a sample")

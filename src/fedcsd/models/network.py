@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -78,9 +78,8 @@ class Network:
         self.forward: Callable[[Tensor], Tensor] = module
         self.classifier = find_classifier(module, images, classifier)
         self.layout = Layout.of(module, self.classifier)
-        self.classifier.register_forward_pre_hook(self._keep_features)
+        self.classifier.__class__ = tapped(type(self.classifier))
         self.norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
-        self._features: Tensor | None = None
         self._buffers: list[tuple[nn.Module, str, Tensor]] = []
         self._mode: tuple[bool, bool] | None = None
         self._bind()
@@ -116,9 +115,6 @@ class Network:
                     view.copy_(assigned)
                 setattr(owner, leaf, view)
 
-    def _keep_features(self, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        self._features = inputs[0]
-
     def __call__(self, images: Tensor) -> Outputs:
         """Logits and features of images [B, ...] in the present mode (train or eval)."""
         if self.rounded is not None:
@@ -126,9 +122,14 @@ class Network:
                 logits = self.forward(self.rounded.arrange(images)).float()
         else:
             logits = self.forward(images)
-        features, self._features = self._features, None
-        assert features is not None
+        features = self.take_features()
         return Outputs(logits, features.float() if self.bf16 else features)
+
+    def take_features(self) -> Tensor:
+        """What the classifier was given in the forward pass just made."""
+        layer: Any = self.classifier
+        features, layer.tapped = layer.tapped, None
+        return cast(Tensor, features)
 
     def differentiate(self, loss: Tensor) -> None:
         """The gradient of a loss, written into `gradient`; a parameter that has no part in it has zeros."""
@@ -172,6 +173,33 @@ class Network:
         if self._mode != (False, False):
             self.module.eval()
             self._mode = (False, False)
+
+
+_TAPPED: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+def tapped(kind: type[nn.Module]) -> type[nn.Module]:
+    """A kind of layer that also remembers its input. A hook would do the same, but a model with hooks is
+    compiled anew for every copy of it."""
+    if kind in _TAPPED.values():
+        return kind
+    if kind in _TAPPED:
+        return _TAPPED[kind]
+
+    class Tapped(kind):  # type: ignore[misc,valid-type]
+        tapped: Tensor | None = None
+
+        def forward(self, x: Tensor, *rest: Tensor) -> Tensor:
+            self.tapped = x
+            return super().forward(x, *rest)  # type: ignore[no-any-return]
+
+    Tapped.__name__, Tapped.__qualname__, Tapped.__module__ = (
+        kind.__name__,
+        kind.__qualname__,
+        kind.__module__,
+    )
+    _TAPPED[kind] = Tapped
+    return Tapped
 
 
 class Rounded:
