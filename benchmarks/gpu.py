@@ -16,7 +16,6 @@ of the same shapes serve. Without a GPU it says so and ends.
 """
 
 import argparse
-import copy
 import json
 import platform
 import statistics
@@ -28,6 +27,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from plain_loop import plain_model
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -138,7 +138,7 @@ def plain_loop(experiment: Experiment, tf32: bool, steps: int = 60) -> float:
     """Images a second of local training as one writes it first, over so many steps."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
     settings, data = experiment.settings, experiment.data.to(torch.device("cuda"))
-    model = copy.deepcopy(experiment.network.module).cuda()
+    model = plain_model(experiment).cuda()
     model.train()
     sgd = torch.optim.SGD(
         model.parameters(), settings.lr, settings.momentum, weight_decay=settings.weight_decay

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -40,12 +40,36 @@ def images(samples: int, seed: int = 0) -> Dataset:
     return Dataset.of_arrays(x[:samples], y[:samples], x[samples:], y[samples:], name="patterns")
 
 
+class PlainCNN(nn.Module):
+    """The simple CNN from PyTorch's own layers: the same function, parameters and names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1, self.conv2 = nn.Conv2d(1, 6, 5), nn.Conv2d(6, 16, 5)
+        self.fc1, self.fc2, self.classifier = nn.Linear(256, 120), nn.Linear(120, 84), nn.Linear(84, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
+        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu(self.fc2(F.relu(self.fc1(x.flatten(1)))))
+        return self.classifier(x)  # type: ignore[no-any-return]
+
+
+def plain_model(experiment: Experiment) -> nn.Module:
+    """A copy of the experiment's model, without the fused kernels of the simple CNN."""
+    if experiment.tables["model"]["name"] != "simple_cnn":
+        return copy.deepcopy(experiment.network.module)
+    model = PlainCNN()
+    model.load_state_dict(experiment.network.module.state_dict())
+    return model
+
+
 class PlainLoop:
     """FedAvg as one writes it first."""
 
     def __init__(self, experiment: Experiment):
         data, self.settings = experiment.data, experiment.settings
-        self.model = copy.deepcopy(experiment.network.module)
+        self.model = plain_model(experiment)
         x = data.images(data.x_train)
         self.clients = [
             TensorDataset(x[torch.from_numpy(p)], data.y_train[torch.from_numpy(p)]) for p in experiment.parts

@@ -65,7 +65,7 @@ def test_names_of_files_and_classes() -> None:
     for name in ("a b", "", "class", "1st"):
         with pytest.raises(UserError, match="no name for a class"):
             method_text("x.py", name)
-    for name in ("FedAvg", "Tensor", "F", "float", "dataclass"):
+    for name in ("FedAvg", "Tensor", "Mapping", "float", "dataclass"):
         with pytest.raises(UserError, match="is the name of something else"):
             method_text("x.py", name)
 

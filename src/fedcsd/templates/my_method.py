@@ -8,6 +8,7 @@ What it does now: clients are pulled towards the middle between the global model
 and their own last one while they train. Change it part by part.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +18,6 @@ from fedcsd.methods.fedavg import FedAvg
 from fedcsd.training import Batch, Client
 from fedcsd.weights import Values, Weights, weighted_mean
 from torch import Tensor
-from torch.nn import functional as F
 
 
 @dataclass(frozen=True)  # frozen: what a method learns is state, not an option
@@ -60,12 +60,7 @@ class MyMethod(FedAvg):
         last = client.state.get("last", weights.parameters)
         middle = (weights.parameters + last) / 2
 
-        # The gradient, changed before each step: here that of mu/2 * |w - middle|^2.
-        # Parameters and gradient are one flat vector each, for any model.
-        def pull(parameters: Tensor, gradient: Tensor) -> None:
-            gradient.add_(parameters - middle, alpha=self.mu)
-
-        result = client.train(weights, self.loss, gradient=pull)
+        result = client.train(weights, self.loss, gradient=self.pull, given={"middle": middle})
         client.state["last"] = result["weights"].parameters
 
         # A note is a measurement, averaged over all clients into the round's record
@@ -73,12 +68,19 @@ class MyMethod(FedAvg):
         client.note("distance", (client.state["last"] - weights.parameters).norm())
         return result
 
-    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The mean loss of a batch; beside it measurements, one number a sample.
+    def pull(self, parameters: Tensor, gradient: Tensor, given: Mapping[str, Tensor]) -> None:
+        """The gradient, changed in place before each step: here that of mu/2 * |w - middle|^2.
 
-        batch has logits, features and labels, and the outputs of frozen networks
-        (client.train(..., frozen={"teacher": weights}) gives batch.frozen["teacher"]).
+        Parameters and gradient are one flat vector each, for any model. Tensors come in
+        given, not in a closure: so a GPU can record the step once for all clients.
         """
-        loss = F.cross_entropy(batch.logits, batch.labels)
+        gradient.add_(parameters - given["middle"], alpha=self.mu)
+
+    def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        """The loss of each sample of a batch; beside it measurements of each.
+
+        batch has logits, features and labels, what was given, and the outputs of frozen
+        networks (client.train(..., frozen={"teacher": weights}) gives batch.frozen["teacher"]).
+        """
         right = batch.logits.argmax(1) == batch.labels
-        return loss, {"train_accuracy": right.float()}
+        return batch.cross_entropy, {"train_accuracy": right.float()}
