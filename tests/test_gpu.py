@@ -1,5 +1,6 @@
 """A GPU trains what the CPU trains: every engine, within rounding. Left out where there is no GPU."""
 
+import gc
 import math
 import warnings
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ def test_every_engine_trains_what_the_cpu_trains(name: str, augment: str) -> Non
 
 @pytest.mark.parametrize("batch", [1, 7, 64, 1000])
 def test_ragged_batches_and_clients_smaller_than_one(batch: int) -> None:
-    values = {"batch_size": batch, "min_samples": 1, "beta": 0.2, "epochs": 3, "lr": 0.01}
+    values = {"batch_size": batch, "min_samples": 1, "beta": 0.2, "epochs": 3, "lr": 0.001}
     expected = trained(experiment(FedAvg(), **values), "eager")
     for engine in ("graphs", "stacked"):
         found = trained(experiment(FedAvg(), device="cuda", engine=engine, **values))
@@ -250,10 +251,12 @@ def test_the_fused_convolution(
 
 def test_memory_does_not_grow_with_clients() -> None:
     def peak(clients: int) -> int:
+        gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
         trained(experiment(FedAvg(), device="cuda", clients=clients, engine="graphs", participation=1.0))
-        return torch.cuda.max_memory_allocated()
+        return torch.cuda.max_memory_allocated() - before
 
     few, many = peak(10), peak(60)
     size = 4 * experiment(FedAvg()).weights.flat.numel()
@@ -270,7 +273,7 @@ def test_a_method_of_one_s_own() -> None:
             return client.train(weights, self.loss, frozen={"start": weights})
 
         def loss(self, batch: Batch) -> Tensor:
-            return batch.cross_entropy + (batch.features - batch.frozen["start"].features).abs().mean(1)
+            return batch.cross_entropy + (batch.features - batch.frozen["start"].features).square().mean(1)
 
     expected = trained(experiment(Own()), "eager")
     for engine in ENGINES:

@@ -147,10 +147,13 @@ class Lanes:
         lane, engine = self.lanes[0], Counted(self.lanes[0].engine)
         torch.cuda.synchronize()
         before = torch.cuda.memory_reserved()
+        self.launcher.trying = True
         try:
             lane.answer(request, client, state, engine)
         except Exception:
             return  # it will fail again, and be told then
+        finally:
+            self.launcher.trying = False
         if _has_drawn(lane.site.seeded):
             self.random.add(request.function)
         if engine.used:

@@ -45,6 +45,8 @@ class Launcher:
         self.condition = threading.Condition()
         self.waiting: list[tuple[torch.cuda.Stream, Program, threading.Event]] = []
         self.closed = False
+        self.trying = False  # whether one lane is tried out and all others stand still
+        self.refused = False  # what is trained here cannot be recorded, in no lane
         self.thread: threading.Thread | None = None
 
     def run(self, stream: torch.cuda.Stream, program: Program) -> None:
@@ -179,12 +181,12 @@ class Steps:
         network.differentiate(tally(self.sums, batch, self.loss(batch)))
         self.sgd.step(self.change, self.given)
 
-    def capture(self, size: int, steps: int, pool: Any) -> None:
+    def capture(self, size: int, steps: int, pool: Any, *, alone: bool) -> None:
         def one() -> None:
             self.step(size)
 
         self.cursor.zero_()
-        self.graphs[size, steps] = recorded(one, steps, pool, self.cursor)
+        self.graphs[size, steps] = recorded(one, steps, pool, self.cursor, alone=alone)
         self.restart()
 
     def program(self, samples: int, batch: int) -> list[tuple[tuple[int, int], int]]:
@@ -197,13 +199,22 @@ class Steps:
         return [(graph, times) for graph, times in [*parts, ((rest, 1), int(rest > 0))] if times]
 
 
-def recorded(step: Callable[[], None], steps: int, pool: Any, cursor: Tensor) -> torch.cuda.CUDAGraph:
+def recorded(
+    step: Callable[[], None], steps: int, pool: Any, cursor: Tensor, *, alone: bool
+) -> torch.cuda.CUDAGraph:
     """A graph of so many steps. They are first taken twice, so that libraries have chosen their ways
-    and made their workspaces; collecting garbage meanwhile could free another graph, which would
-    spoil this one."""
-    for _ in range(2):
+    and made their workspaces. If nothing else runs on the device, the second of them must not wait for
+    it: what waits cannot be recorded, and trying leaves PyTorch's generator unusable. Collecting
+    garbage meanwhile could free another graph, which would spoil this one."""
+    for second in (False, True):
         cursor.zero_()
-        step()
+        torch.cuda.current_stream().synchronize()
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error" if second and alone else before)
+        try:
+            step()
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
     torch.cuda.current_stream().synchronize()
     graph = torch.cuda.CUDAGraph()
     collecting = gc.isenabled()
@@ -236,14 +247,13 @@ class Graphs:
         self.pool = torch.cuda.graph_pool_handle()
         self.kinds: dict[Hashable, Steps] = {}
         self.eager = Eager()
-        self.refused = False
 
     def sizes(self) -> set[int]:
         """Batch sizes whose steps this lane has recorded."""
         return {size for steps in self.kinds.values() for size, _ in steps.graphs}
 
     def train(self, task: Task) -> Trained:
-        if self.refused:
+        if self.launcher.refused:
             return self.eager.train(task)
         settings, key = task.client.settings, task.key()
         whole, rest = divmod(task.samples, settings.batch_size)
@@ -289,13 +299,13 @@ class Graphs:
                 if graph[0] == rest and steps.taken[rest] <= PAYS:
                     continue
                 with Graphs.recording:
-                    steps.capture(*graph, self.pool)
+                    steps.capture(*graph, self.pool, alone=self.launcher.trying)
             program.append((steps.graphs[graph], times))
         return program
 
     def _refuse(self, error: Exception) -> None:
         """What cannot be recorded is trained step by step."""
-        self.refused = True
+        self.launcher.refused = True
         torch.cuda.synchronize()
         why = (str(error) or type(error).__name__).splitlines()[0][:200]
         note(f"this training cannot be recorded on the GPU and runs step by step, which is slower: {why}")

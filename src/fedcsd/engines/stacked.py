@@ -220,7 +220,7 @@ class Rows:
         def one() -> None:
             self.step(rows)
 
-        self.graphs[rows] = recorded(one, 1, pool, self.cursor)
+        self.graphs[rows] = recorded(one, 1, pool, self.cursor, alone=True)
 
 
 def _in_place(change: Callable[..., object]) -> Callable[..., Tensor]:
