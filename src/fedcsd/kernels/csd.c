@@ -10,6 +10,7 @@ For a sample with logits z, teacher's logits t, prototypes P and label y:
     slope = softmax(z) − onehot(y) + μ · kept · τ · (softmax(z / τ) − q)
     entropy = −Σ_c q_c log q_c / log C */
 
+#define SHORT
 #include "lanes.h"
 
 enum { ADAPTIVE, FORCIBLE, ALL };

@@ -109,7 +109,12 @@ def _fits(logits: Tensor, teacher: Tensor, prototypes: Tensor | None, labels: Te
     ):
         return False
     if logits.is_cuda:
-        return shape[1] <= CLASSES and hasattr(torch.cuda, "_compile_kernel") and not switched_off()
+        return (
+            shape[1] <= CLASSES
+            and hasattr(torch.cuda, "_compile_kernel")
+            and device.index == torch.cuda.current_device()
+            and not switched_off()
+        )
     return logits.is_cpu and library() is not None
 
 
@@ -252,10 +257,12 @@ class _Slope(Function):
 
     @staticmethod
     def backward(ctx: Any, along: Tensor) -> tuple[Tensor | None, ...]:
-        g, logits, *others = ctx.saved_tensors
+        g, logits, teacher, prototypes, labels = ctx.saved_tensors
 
         def gradient(g: Tensor, logits: Tensor) -> Any:
-            return torch.func.vjp(lambda z: plain(z, *others, ctx.how)[0], logits)[1](g)[0]
+            return torch.func.vjp(lambda z: plain(z, teacher, prototypes, labels, ctx.how)[0], logits)[1](g)[
+                0
+            ]
 
         dg, dlogits = torch.func.vjp(gradient, g, logits)[1](along)
         return dg, None, dlogits, None, None, None, None

@@ -5,8 +5,9 @@
 #include <stdint.h>
 #include <string.h>
 
-/* As many rows side by side as a register holds, and how many registers there are. */
-#if defined(__AVX512F__)
+/* As many rows side by side as a register holds, and how many registers there are. The widest vectors lower the
+processor's clock for a while: a source that has little to do defines SHORT before it includes this. */
+#if defined(__AVX512F__) && !defined(SHORT)
 #define LANES 16
 #define REGISTERS 32
 #elif defined(__AVX__)
