@@ -90,32 +90,30 @@ def plain(
 
 def _fits(logits: Tensor, teacher: Tensor, prototypes: Tensor | None, labels: Tensor, how: How) -> bool:
     """Whether the kernel does this. Without its term the loss is PyTorch's cross-entropy to the last bit."""
-    if how.mu == 0 or logits.dim() != 2 or 0 in (shape := logits.shape) or shape[1] < 2:
+    shape, device = logits.shape, logits.get_device()  # −1 is the CPU
+    if how.mu == 0 or len(shape) != 2 or shape[0] < 1 or shape[1] < 2:
         return False
-    device = logits.device
     for t in (logits, teacher) if prototypes is None else (logits, teacher, prototypes):
-        if t.dtype is not torch.float32 or t.device != device or type(t) not in (Tensor, Parameter):
+        if t.dtype is not torch.float32 or t.get_device() != device or type(t) not in (Tensor, Parameter):
             return False
-    if labels.dtype is not torch.int64 or labels.device != device or type(labels) is not Tensor:
+    if labels.dtype is not torch.int64 or labels.get_device() != device or labels.shape != shape[:1]:
         return False
-    if teacher.shape != shape or labels.shape != shape[:1]:
-        return False
-    if prototypes is not None and prototypes.shape != (shape[1], shape[1]):
+    if teacher.shape != shape or (prototypes is not None and prototypes.shape != (shape[1], shape[1])):
         return False
     if (
-        torch.compiler.is_compiling()
-        or torch.is_autocast_enabled(device.type)
-        or forward_ad._current_level >= 0  # the kernel knows no forward-mode derivatives
-    ):
+        torch.compiler.is_compiling() or forward_ad._current_level >= 0
+    ):  # it knows no forward-mode derivatives
         return False
-    if logits.is_cuda:
-        return (
-            shape[1] <= CLASSES
-            and hasattr(torch.cuda, "_compile_kernel")
-            and device.index == torch.cuda.current_device()
-            and not switched_off()
-        )
-    return logits.is_cpu and library() is not None
+    if logits.is_cpu:
+        return library() is not None and not torch.is_autocast_enabled("cpu")
+    return (
+        logits.is_cuda
+        and shape[1] <= CLASSES
+        and hasattr(torch.cuda, "_compile_kernel")
+        and device == torch.cuda.current_device()
+        and not torch.is_autocast_enabled("cuda")
+        and not switched_off()
+    )
 
 
 class Problem(ctypes.Structure):
