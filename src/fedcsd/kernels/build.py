@@ -1,6 +1,6 @@
-"""Compiles the C source with the machine's compiler, once: the library lies in the cache folder.
+"""Compiles the C sources with the machine's compiler, once: the library lies in the cache folder.
 
-Its name is made from all that it depends on (source, command, compiler, processor, user), so that a folder
+Its name is made from all that it depends on (sources, command, compiler, processor, user), so that a folder
 shared between machines holds one for each. A machine without a compiler uses PyTorch's operators.
 """
 
@@ -19,8 +19,9 @@ from pathlib import Path
 from fedcsd.data.cache import cache_folder, replace_file
 from fedcsd.errors import UserError, note
 
-SOURCE = Path(__file__).with_name("convolution.c")
-FLAGS = ("-O3", "-march=native", "-shared", "-fPIC")
+FOLDER = Path(__file__).parent
+SOURCES = [FOLDER / name for name in ("lanes.h", "convolution.c", "csd.c")]
+FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC")
 
 _lock = threading.Lock()
 _loaded: list[ctypes.CDLL | None] = []
@@ -47,7 +48,7 @@ def _load() -> ctypes.CDLL | None:
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         if multiprocessing.parent_process() is None:  # a worker process need not say it again
             note(
-                f"convolutions run without the compiled kernel, which is several times faster ({_reason(error)}): "
+                f"convolutions and FedCSD's loss run without the compiled kernels, which are several times faster ({_reason(error)}): "
                 "install gcc, name a C compiler in CC, or set FEDCSD_KERNELS=off to do without"
             )
         return None
@@ -91,7 +92,7 @@ def _build(command: list[str], path: Path) -> ctypes.CDLL:
     """Compile to this path, or where that cannot be written, for this process alone."""
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "kernels.so"
-        _call([*command, "-o", str(made), str(SOURCE)])
+        _call([*command, "-o", str(made), *(str(source) for source in SOURCES if source.suffix == ".c")])
         with suppress(OSError):
             replace_file(path, lambda temporary: temporary.write_bytes(made.read_bytes()))
             return ctypes.CDLL(str(path))
@@ -99,7 +100,7 @@ def _build(command: list[str], path: Path) -> ctypes.CDLL:
 
 
 def _key(command: list[str], version: str) -> str:
-    digest = blake2b(SOURCE.read_bytes(), digest_size=16)
+    digest = blake2b(b"\0".join(source.read_bytes() for source in SOURCES), digest_size=16)
     for part in (*command, version, processor(), str(os.getuid())):
         digest.update(b"\0" + part.encode())
     return digest.hexdigest()

@@ -44,7 +44,7 @@ def convolution(
         return plain(x, weight, bias, padding, pool, relu)
     how: How = (padding, pool, relu)
     out: Tensor
-    if _transformed():
+    if transformed():
         out = _Forward.apply(x, weight, bias, how)[0]  # type: ignore[no-untyped-call]
     elif torch.is_grad_enabled() and (
         x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
@@ -108,7 +108,7 @@ def _faster(channels: int, planes: int, pool: int) -> bool:
     return channels * planes <= 512 if pool == 2 else max(channels, planes) <= 16
 
 
-def _transformed() -> bool:
+def transformed() -> bool:
     """Whether vmap, grad or another transform of torch.func is at work."""
     return torch._C._are_functorch_transforms_active()
 
@@ -156,7 +156,7 @@ def _plan(x: torch.Size, weight: torch.Size, how: How) -> Plan:
     return Plan(partial(forward, shape), partial(backward, shape), *sizes)
 
 
-class _Memory(threading.local):
+class Memory(threading.local):
     """Working memory of a thread: the largest that was needed so far."""
 
     def __init__(self) -> None:
@@ -168,7 +168,7 @@ class _Memory(threading.local):
         return self.tensor.data_ptr()
 
 
-_memory = _Memory()
+memory = Memory()
 
 
 def _forward(
@@ -186,7 +186,7 @@ def _forward(
         None if bias is None else bias.data_ptr(),
         out.data_ptr(),
         winner.data_ptr(),  # 0 if it is empty
-        _memory.at(plan.scratch),
+        memory.at(plan.scratch),
     )
     return out, winner
 
@@ -208,7 +208,7 @@ def _backward(
         dx.data_ptr(),
         dweight.data_ptr(),
         dbias.data_ptr(),
-        _memory.at(plan.scratch),
+        memory.at(plan.scratch),
     )
     return dx, dweight, dbias
 
@@ -241,7 +241,7 @@ class _Forward(Function):
         if g is None:
             return None, None, None, None
         need = ctx.needs_input_grad[:3]
-        again = torch.is_grad_enabled() or _transformed()
+        again = torch.is_grad_enabled() or transformed()
         half: Any = _Backward.apply if again else _backward
         dx, dw, db = half(*ctx.saved_tensors, g, ctx.how, need)
         return dx if need[0] else None, dw if need[1] else None, db if need[2] else None, None

@@ -4,21 +4,18 @@ Yan et al., "Rethinking Client Drift in Federated Learning: A Logit Perspective"
 """
 
 from dataclasses import dataclass
-from math import log
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
 from fedcsd.config import option
 from fedcsd.errors import UserError
+from fedcsd.kernels import csd
 from fedcsd.methods.base import Ask, Method, Server
 from fedcsd.objectives import (
     authors_csd_loss,
     average_over_holders,
     class_prototypes,
-    csd_target,
-    entropy,
-    masked_distillation,
     soft_label_mask,
 )
 from fedcsd.training import Batch, Client
@@ -120,20 +117,20 @@ class FedCSD(Method):
         )
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """`CE + μ · L_CSD`: `objectives.csd_loss` in two steps, so that its target can be measured."""
-        teacher = batch.frozen["teacher"].logits
-        q = csd_target(
+        """`CE + μ · L_CSD` of `objectives.csd_loss`, as one operation; its target is measured beside it."""
+        loss, spread = csd(
             batch.logits,
-            teacher,
+            batch.frozen["teacher"].logits,
             batch.given.get("prototypes"),
+            batch.labels,
+            mu=self.mu,
             tau=self.tau,
             similarity=self.similarity,
+            mask=self.mask,
             target=self.target,
             similarity_scale=self.similarity_scale,
         )
-        csd = masked_distillation(q, batch.logits, teacher, batch.labels, tau=self.tau, mask=self.mask)
-        loss = batch.cross_entropy + self.mu * csd
-        return loss, {"target_entropy": entropy(q) / log(q.shape[1])}
+        return loss, {"target_entropy": spread}
 
     def authors_loss(self, batch: Batch) -> Tensor:
         """`(1 − μ) · CE + μ · τ² KL`, with prototypes of this client alone."""

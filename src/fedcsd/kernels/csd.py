@@ -1,0 +1,266 @@
+"""FedCSD's loss as one operation, in C for a CPU and in CUDA for a GPU; the objectives do the rest.
+
+Its dozens of small operations on [B, C] take longer to start than to compute. The kernel gives the loss, the
+entropy of the target and the slope of the loss at once; going backward is one multiplication.
+"""
+
+import ctypes
+from collections.abc import Callable
+from functools import lru_cache, partial
+from math import log
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd import Function, forward_ad
+from torch.nn import Parameter
+from torch.nn import functional as F
+
+from fedcsd.kernels.build import library, switched_off
+from fedcsd.kernels.convolution import memory, transformed
+from fedcsd.objectives.csd import Mask, Scale, Target, csd_target, masked_distillation
+from fedcsd.objectives.distillation import entropy
+
+CLASSES = 1024  # at most, of a row on a GPU
+WARPS = 4  # of a block there
+MASKS = ("adaptive", "forcible", "none")
+
+
+class How(NamedTuple):
+    mu: float
+    tau: float
+    similarity: bool
+    mask: Mask
+    target: Target
+    similarity_scale: Scale
+
+
+def csd(
+    logits: Tensor,
+    teacher_logits: Tensor,
+    prototypes: Tensor | None,
+    labels: Tensor,
+    *,
+    mu: float,
+    tau: float,
+    similarity: bool = True,
+    mask: Mask = "adaptive",
+    target: Target = "teacher",
+    similarity_scale: Scale = "none",
+) -> tuple[Tensor, Tensor]:
+    """`CE + μ · L_CSD` (`objectives.csd_loss`) for each sample, and the entropy of the target as a share of log C.
+
+    logits [B, C], teacher_logits [B, C], prototypes [C, C], labels [B] -> [B], [B]. The gradient goes into
+    `logits` only. Prototypes are needed for the similarity only.
+    """
+    how = How(float(mu), float(tau), similarity, mask, target, similarity_scale)
+    if similarity and target == "teacher":
+        assert prototypes is not None, "similarity needs prototypes"
+    else:
+        prototypes = None
+    if not _fits(logits, teacher_logits, prototypes, labels, how):
+        return plain(logits, teacher_logits, prototypes, labels, how)
+    if transformed():
+        result = _Csd.apply(logits, teacher_logits, prototypes, labels, how)  # type: ignore[no-untyped-call]
+    elif torch.is_grad_enabled() and logits.requires_grad:
+        result = _apply(logits, teacher_logits, prototypes, labels, how)
+    else:
+        result = _forward(logits, teacher_logits, prototypes, labels, how, slope=False)
+    return result[0], result[1]
+
+
+def plain(
+    logits: Tensor, teacher: Tensor, prototypes: Tensor | None, labels: Tensor, how: How
+) -> tuple[Tensor, Tensor]:
+    """The same with PyTorch's operators. Rows may be stacked: [K, B, C], with prototypes of their own or not."""
+    if logits.dim() > 2:
+        own = None if prototypes is None or prototypes.dim() == 2 else 0
+        stacked = torch.vmap(partial(plain, how=how), in_dims=(0, 0, own, 0))
+        together: tuple[Tensor, Tensor] = stacked(logits, teacher, prototypes, labels)
+        return together
+    mu, tau, similarity, mask, target, scale = how
+    q = csd_target(
+        logits, teacher, prototypes, tau=tau, similarity=similarity, target=target, similarity_scale=scale
+    )
+    distillation = masked_distillation(q, logits, teacher, labels, tau=tau, mask=mask)
+    loss = F.cross_entropy(logits, labels, reduction="none") + mu * distillation
+    return loss, entropy(q) / log(q.shape[1])
+
+
+def _fits(logits: Tensor, teacher: Tensor, prototypes: Tensor | None, labels: Tensor, how: How) -> bool:
+    """Whether the kernel does this. Without its term the loss is PyTorch's cross-entropy to the last bit."""
+    shape, device = logits.shape, logits.get_device()  # −1 is the CPU
+    if how.mu == 0 or len(shape) != 2 or shape[0] < 1 or shape[1] < 2:
+        return False
+    for t in (logits, teacher) if prototypes is None else (logits, teacher, prototypes):
+        if t.dtype is not torch.float32 or t.get_device() != device or type(t) not in (Tensor, Parameter):
+            return False
+    if labels.dtype is not torch.int64 or labels.get_device() != device or labels.shape != shape[:1]:
+        return False
+    if teacher.shape != shape or (prototypes is not None and prototypes.shape != (shape[1], shape[1])):
+        return False
+    if (
+        torch.compiler.is_compiling() or forward_ad._current_level >= 0
+    ):  # it knows no forward-mode derivatives
+        return False
+    if logits.is_cpu:
+        return library() is not None and not torch.is_autocast_enabled("cpu")
+    return (
+        logits.is_cuda
+        and shape[1] <= CLASSES
+        and hasattr(torch.cuda, "_compile_kernel")
+        and device == torch.cuda.current_device()
+        and not torch.is_autocast_enabled("cuda")
+        and not switched_off()
+    )
+
+
+class Problem(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("N", "each", "C", "similarity", "mask", "uniform")),
+        *((name, ctypes.c_float) for name in ("scale", "mu", "tau")),
+    ]
+
+
+@lru_cache(maxsize=1024)
+def _plan(rows: int, each: int, classes: int, how: How) -> tuple[Callable[..., int], int]:
+    """The C function for these shapes, and how many bytes it needs."""
+    c = library()
+    assert c is not None
+    c.csd.argtypes, c.csd.restype = [ctypes.POINTER(Problem), *[ctypes.c_void_p] * 8], ctypes.c_int64
+    c.csd_scratch_size.argtypes = [ctypes.POINTER(Problem)]
+    c.csd_scratch_size.restype = ctypes.c_int64
+    mask, uniform = MASKS.index(how.mask), how.target == "uniform"
+    scale = classes if how.similarity_scale == "classes" else 1
+    problem = ctypes.pointer(
+        Problem(rows, each, classes, how.similarity, mask, uniform, scale, how.mu, how.tau)
+    )
+    return partial(c.csd, problem), c.csd_scratch_size(problem)
+
+
+@lru_cache(maxsize=256)
+def _kernel(classes: int, how: How, slope: bool, _device: int) -> Any:
+    """Compiled for the current device, at first use."""
+    constants = {
+        "C": classes, "SIMILARITY": int(how.similarity), "MASK": MASKS.index(how.mask),
+        "UNIFORM": int(how.target == "uniform"), "SLOPE": int(slope), "WARPS": WARPS,
+        "SCALE": f"{classes if how.similarity_scale == 'classes' else 1}.f",
+        "MU": f"{how.mu!r}f", "TAU": f"{how.tau!r}f",
+    }  # fmt: skip
+    head = "".join(f"#define {constant} {value}\n" for constant, value in constants.items())
+    source = Path(__file__).with_name("csd.cu").read_text(encoding="utf-8")
+    return torch.cuda._compile_kernel(head + source, "csd")
+
+
+def _forward(
+    logits: Tensor,
+    teacher: Tensor,
+    prototypes: Tensor | None,
+    labels: Tensor,
+    how: How,
+    *,
+    slope: bool = True,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The loss, the entropy and the slope (empty if it is not wanted).
+
+    logits, teacher [..., B, C], labels [..., B]; prototypes have the first few of these dimensions.
+    """
+    logits, teacher, labels = logits.contiguous(), teacher.contiguous(), labels.contiguous()
+    classes, rows = logits.shape[-1], labels.numel()
+    each = rows
+    if prototypes is not None:
+        prototypes = prototypes.contiguous()
+        each = rows * classes * classes // prototypes.numel()
+    loss = logits.new_empty(labels.shape)
+    spread = logits.new_empty(labels.shape)
+    found = torch.empty_like(logits) if slope else logits.new_empty(0)
+    if logits.is_cuda:
+        run = _kernel(classes, how, slope, logits.device.index)
+        tensors = [logits, teacher, logits if prototypes is None else prototypes, labels, loss, spread, found]
+        run(grid=(-(-rows // WARPS), 1, 1), block=(32 * WARPS, 1, 1), args=[*tensors, rows, each])
+        return loss, spread, found
+    function, scratch = _plan(rows, each, classes, how)
+    wrong = function(
+        logits.data_ptr(),
+        teacher.data_ptr(),
+        None if prototypes is None else prototypes.data_ptr(),
+        labels.data_ptr(),
+        loss.data_ptr(),
+        spread.data_ptr(),
+        found.data_ptr(),  # 0 if it is empty
+        memory.at(scratch),
+    )
+    if wrong >= 0:
+        raise IndexError(f"Target {labels.flatten()[wrong]} is out of bounds.")
+    return loss, spread, found
+
+
+class _Csd(Function):
+    @staticmethod
+    def forward(
+        logits: Tensor, teacher: Tensor, prototypes: Tensor | None, labels: Tensor, how: How
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        return _forward(logits, teacher, prototypes, labels, how)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        *tensors, ctx.how = inputs
+        _, spread, slope = output
+        ctx.save_for_backward(slope, *tensors)
+        ctx.mark_non_differentiable(spread, slope)
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor | None, *_: None) -> tuple[Tensor | None, ...]:
+        if g is None:
+            return None, None, None, None, None
+        slope, *tensors = ctx.saved_tensors
+        if torch.is_grad_enabled() or transformed():
+            return _Slope.apply(g, slope, *tensors, ctx.how), None, None, None, None  # type: ignore[no-untyped-call]
+        return g.unsqueeze(-1) * slope, None, None, None, None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: Any, logits: Any, teacher: Any, prototypes: Any, labels: Any, how: How
+    ) -> tuple[Any, Any]:
+        """All rows at once; prototypes stay as they are where all rows share them."""
+
+        def stacked(t: Tensor, dim: int | None) -> Tensor:
+            return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+
+        if prototypes is not None and not (in_dims[2] is None and prototypes.dim() == 2):
+            prototypes = stacked(prototypes, in_dims[2])
+        logits, teacher = stacked(logits, in_dims[0]), stacked(teacher, in_dims[1])
+        result = _Csd.apply(logits, teacher, prototypes, stacked(labels, in_dims[3]), how)  # type: ignore[no-untyped-call]
+        return result, (0, 0, 0)
+
+
+_apply: Any = super(Function, _Csd).apply  # `Function.apply` without its look at the signature
+
+
+class _Slope(Function):
+    """The gradient, which has a gradient of its own by PyTorch's operators."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(g: Tensor, slope: Tensor, *_: Any) -> Tensor:
+        return g.unsqueeze(-1) * slope
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        g, _, *tensors, ctx.how = inputs
+        ctx.save_for_backward(g, *tensors)
+
+    @staticmethod
+    def backward(ctx: Any, along: Tensor) -> tuple[Tensor | None, ...]:
+        g, logits, teacher, prototypes, labels = ctx.saved_tensors
+
+        def gradient(g: Tensor, logits: Tensor) -> Any:
+            return torch.func.vjp(lambda z: plain(z, teacher, prototypes, labels, ctx.how)[0], logits)[1](g)[
+                0
+            ]
+
+        dg, dlogits = torch.func.vjp(gradient, g, logits)[1](along)
+        return dg, None, dlogits, None, None, None, None
