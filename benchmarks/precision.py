@@ -37,7 +37,8 @@ def main() -> None:
         print("skipped: there is no CUDA device here")
         return
     values: dict[str, Any] = {
-        name: getattr(arguments, name) for name in ("data", "model", "method", "beta", "lr", "rounds", "epochs")
+        name: getattr(arguments, name)
+        for name in ("data", "model", "method", "beta", "lr", "rounds", "epochs")
     }
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     found: dict[str, list[Any]] = {"fp32": [], "bf16": []}
@@ -51,8 +52,12 @@ def main() -> None:
     last = {precision: [run["accuracy"][-1] for run in runs] for precision, runs in found.items()}
     moved = [half - full for full, half in zip(last["fp32"], last["bf16"], strict=True)]
     spread = statistics.stdev(last["fp32"])
-    print(f"fp32 {statistics.mean(last['fp32']):.2f} ± {spread:.2f}, bf16 {statistics.mean(last['bf16']):.2f}")
-    print(f"bf16 − fp32, seed by seed: {', '.join(f'{m:+.2f}' for m in moved)}; spread over seeds {spread:.2f}")
+    print(
+        f"fp32 {statistics.mean(last['fp32']):.2f} ± {spread:.2f}, bf16 {statistics.mean(last['bf16']):.2f}"
+    )
+    print(
+        f"bf16 − fp32, seed by seed: {', '.join(f'{m:+.2f}' for m in moved)}; spread over seeds {spread:.2f}"
+    )
     if arguments.json:
         facts = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, **values}
         figures = {"facts": facts, "runs": found, "moved": moved, "spread": spread}
