@@ -23,7 +23,7 @@ from fedcsd.analysis.summary import summarise
 from fedcsd.errors import Note, UserError
 from fedcsd.runs import RunDirectory, write_whole
 
-SMALL: dict[str, Any] = {"clients": 4, "min_samples": 2, "epochs": 1, "workers": 2}
+SMALL: dict[str, Any] = {"clients": 4, "min_samples": 2, "epochs": 1, "workers": 2, "checkpoint_every": 1}
 
 
 def test_a_run_directory_is_complete(tmp_path: Path) -> None:
@@ -133,6 +133,29 @@ def test_interrupted_and_resumed_is_the_same_run(tmp_path: Path, every: int) -> 
     package.run(data=blobs(), out=tmp_path / "whole", **settings)
     with pytest.raises(KeyboardInterrupt, match="rounds 1 to 4 are saved; go on with: fedcsd resume"):
         package.run(data=blobs(), out=tmp_path / "cut", on_round=stop_after(4), **settings)
+    package.resume(tmp_path / "cut", data=blobs())
+    same(tmp_path / "whole", tmp_path / "cut")
+
+
+def test_slow_checkpoints_are_made_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {**SMALL, "rounds": 12, "checkpoint_every": 0}
+    package.run(data=blobs(), out=tmp_path / "whole", **settings)
+    made: list[int] = []
+    quick = RunDirectory.checkpoint
+
+    def slow(self: RunDirectory, header: Any, values: Any) -> None:
+        quick(self, header, values)
+        made.append(header["round"])
+        self._saving = 60.0  # so that the next is due after twenty minutes
+
+    monkeypatch.setattr(RunDirectory, "checkpoint", slow)
+    package.run(data=blobs(), out=tmp_path / "rarely", **settings)
+    assert made == [1, 12]
+    same(tmp_path / "whole", tmp_path / "rarely")
+    with pytest.raises(KeyboardInterrupt, match="rounds 1 to 7 are saved"):
+        package.run(data=blobs(), out=tmp_path / "cut", on_round=stop_after(7), **settings)
+    for path in (tmp_path / "cut/checkpoints").glob("*7*"):  # as if it had been killed
+        path.unlink()
     package.resume(tmp_path / "cut", data=blobs())
     same(tmp_path / "whole", tmp_path / "cut")
 

@@ -38,16 +38,21 @@ TRAINING = (
     "weight_decay",
     "on_divergence",
 )
+MACHINE = ("device", "workers", "precision", "engine", "compile")
 NOT_DEALING = (  # what beside training does not matter to who holds what
+    *MACHINE,
     "seed",
-    "workers",
     "track_drift",
     "checkpoint_every",
     "client_state",
     "participation",
     "dropout",
 )
-PANELS = dict.fromkeys(FEDERATION, "The federation") | dict.fromkeys(TRAINING, "Training")
+PANELS = (
+    dict.fromkeys(FEDERATION, "The federation")
+    | dict.fromkeys(TRAINING, "Training")
+    | dict.fromkeys(MACHINE, "Where it runs")
+)
 
 
 def setting_options(*leave_out: str) -> Callable[[Command], Command]:

@@ -64,7 +64,9 @@ class Settings:
     )
     compile: bool = option(False, "compile the model with torch.compile, for long runs on a GPU")
     track_drift: bool = option(False, "measure logit and feature drift in every round")
-    checkpoint_every: int = option(1, "rounds between checkpoints", ge=1)
+    checkpoint_every: int = option(
+        0, "rounds between checkpoints (0: as often as they take a small part of the time)", ge=0
+    )
     client_state: Literal["memory", "disk"] = option(
         "memory", "where what methods keep of each client lies between its rounds; does not change results"
     )

@@ -331,7 +331,7 @@ def _save_round(job: Job, federation: Federation) -> None:
         return
     try:
         job.directory.record(federation.record)
-        if federation.round % job.experiment.settings.checkpoint_every == 0 or federation.round == job.rounds:
+        if federation.round == job.rounds or job.directory.due(job.experiment.settings, federation.round):
             job.directory.checkpoint(*federation.save())
     except OSError as error:
         raise RunStopped(f"cannot write: {error.strerror or error}") from error

@@ -11,11 +11,13 @@ model.safetensors  the final global model
 """
 
 import json
+import math
 import os
 import platform
 import re
 import shlex
 import shutil
+import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -119,6 +121,7 @@ class RunDirectory:
     def __init__(self, path: Path):
         self.path = path
         self._lock: Any = None
+        self._saved, self._saving = -math.inf, 0.0  # when the last checkpoint was made, and how long it took
 
     @classmethod
     def create(
@@ -284,16 +287,27 @@ class RunDirectory:
     def record(self, record: Mapping[str, Any]) -> None:
         with open(self.path / "metrics.jsonl", "ab") as file:
             file.write(_line(record))
-            file.flush()
-            os.fsync(file.fileno())
+
+    def due(self, settings: Settings, round: int) -> bool:
+        """Whether a checkpoint is to be made now. Left open, they may take a twentieth of the time: rounds
+        that are lost with a machine are trained again, to the same bits. States on disk are only let go
+        by a checkpoint, so that each round has one."""
+        if settings.checkpoint_every or settings.client_state == "disk":
+            return round % max(1, settings.checkpoint_every) == 0
+        return time.monotonic() - self._saved >= 19 * self._saving
 
     def checkpoint(self, header: Mapping[str, Any], values: Mapping[str, Value]) -> None:
         """Save a complete state; the last two are kept."""
+        began = time.monotonic()
         (self.path / "checkpoints").mkdir(exist_ok=True)
+        with suppress(FileNotFoundError), open(self.path / "metrics.jsonl", "ab") as file:
+            os.fsync(file.fileno())  # what a checkpoint has behind it is measured for good
         write_whole(self._checkpoint_path(header["round"]), pack(header, values, checksum=True))
         for _, path in list(self._checkpoints())[CHECKPOINTS_KEPT:]:
             path.unlink(missing_ok=True)
         self._sweep()
+        self._saved = time.monotonic()
+        self._saving = self._saved - began
 
     def settle(self, rounds: int) -> None:
         """Remove what a run that goes on after this many rounds has passed over or left behind."""

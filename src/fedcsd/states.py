@@ -236,7 +236,7 @@ def client_states(settings: Settings, layout: Layout, run: Path | None) -> Itera
         yield MemoryStates(folder, layout)
         return
     # The present ones, and what two checkpoints, or one and the round in progress, replaced of them.
-    copies = settings.clients * (1 + 2 * min(1, settings.participation * settings.checkpoint_every))
+    copies = settings.clients * (1 + 2 * min(1, settings.participation * max(1, settings.checkpoint_every)))
     if folder:
         yield DiskStates(folder, layout, copies)
         return

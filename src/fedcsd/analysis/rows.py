@@ -17,7 +17,7 @@ from fedcsd.runs import RunDirectory
 
 PERSONAL = "client_accuracy_personal_mean"
 # Settings that do not change a result.
-IRRELEVANT = ("workers", "checkpoint_every", "client_state", "data_dir")
+IRRELEVANT = ("workers", "engine", "compile", "checkpoint_every", "client_state", "data_dir")
 TOLD = ("clients", "rounds", "epochs", "lr")  # whatever their values are
 BLOWN_UP = 100  # times the loss of guessing, ln(classes)
 

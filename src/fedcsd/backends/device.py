@@ -116,14 +116,17 @@ class DeviceBackend:
 def _timed(
     runner: Runner, request: Request, clients: Sequence[int], state: Callable[[int], Values]
 ) -> tuple[float, list[Reply | BaseException]]:
-    """Seconds for these clients once all is recorded, and their replies; endless if one of them fails."""
+    """Seconds for these clients once all is recorded, the least of two, and their replies; endless if one
+    of them fails."""
     replies: list[Reply | BaseException] = []
-    for _ in range(2):
+    took = math.inf
+    for number in range(3):
         began = time.perf_counter()
         replies = list(runner.run(request, clients, state))
         if any(isinstance(reply, BaseException) for reply in replies):
             return math.inf, replies
-        took = time.perf_counter() - began
+        if number:
+            took = min(took, time.perf_counter() - began)
     return took, replies
 
 

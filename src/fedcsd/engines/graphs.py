@@ -11,9 +11,10 @@ import gc
 import math
 import threading
 import time
+import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Hashable
-from contextlib import suppress
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -199,6 +200,19 @@ class Steps:
         return [(graph, times) for graph, times in [*parts, ((rest, 1), int(rest > 0))] if times]
 
 
+@contextmanager
+def must_not_wait() -> Iterator[None]:
+    """An error for what waits for the device, as far as PyTorch notices."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that it does not notice everything
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
 def recorded(
     step: Callable[[], None], steps: int, pool: Any, cursor: Tensor, *, alone: bool
 ) -> torch.cuda.CUDAGraph:
@@ -209,12 +223,8 @@ def recorded(
     for second in (False, True):
         cursor.zero_()
         torch.cuda.current_stream().synchronize()
-        before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error" if second and alone else before)
-        try:
+        with must_not_wait() if second and alone else nullcontext():
             step()
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
     torch.cuda.current_stream().synchronize()
     graph = torch.cuda.CUDAGraph()
     collecting = gc.isenabled()
