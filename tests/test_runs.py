@@ -137,29 +137,6 @@ def test_interrupted_and_resumed_is_the_same_run(tmp_path: Path, every: int) -> 
     same(tmp_path / "whole", tmp_path / "cut")
 
 
-def test_slow_checkpoints_are_made_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = {**SMALL, "rounds": 12, "checkpoint_every": 0}
-    package.run(data=blobs(), out=tmp_path / "whole", **settings)
-    made: list[int] = []
-    quick = RunDirectory.checkpoint
-
-    def slow(self: RunDirectory, header: Any, values: Any) -> None:
-        quick(self, header, values)
-        made.append(header["round"])
-        self._saving = 60.0  # so that the next is due after twenty minutes
-
-    monkeypatch.setattr(RunDirectory, "checkpoint", slow)
-    package.run(data=blobs(), out=tmp_path / "rarely", **settings)
-    assert made == [1, 12]
-    same(tmp_path / "whole", tmp_path / "rarely")
-    with pytest.raises(KeyboardInterrupt, match="rounds 1 to 7 are saved"):
-        package.run(data=blobs(), out=tmp_path / "cut", on_round=stop_after(7), **settings)
-    for path in (tmp_path / "cut/checkpoints").glob("*7*"):  # as if it had been killed
-        path.unlink()
-    package.resume(tmp_path / "cut", data=blobs())
-    same(tmp_path / "whole", tmp_path / "cut")
-
-
 def same(a: Path, b: Path) -> None:
     """Two runs have the same model byte for byte, and the same measurements but for the time."""
     assert (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()
