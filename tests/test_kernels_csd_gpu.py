@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+import test_kernels_csd
 import torch
 from test_kernels_csd import (
     VARIANTS,
@@ -17,6 +18,8 @@ from test_kernels_csd import (
 from torch.nn import functional as F
 
 from fedcsd.kernels import csd
+
+calls = test_kernels_csd.calls  # a fixture
 
 
 @pytest.mark.gpu
