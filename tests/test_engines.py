@@ -181,13 +181,16 @@ def test_what_cannot_be_stacked_is_told_why(method: Method, values: dict[str, An
         trained(experiment(method, **values), "stacked", 1)
 
 
-def test_a_mistake_of_a_stacked_client_is_told_with_its_place() -> None:
-    class Wrong(FedAvg):
-        def train(self, client: Client, weights: Any) -> Any:
-            if client.number == 3:
-                raise KeyError("mine")
-            return super().train(client, weights)
+class Wrong(FedAvg):
+    """Fails at one client."""
 
+    def train(self, client: Client, weights: Any) -> Any:
+        if client.number == 3:
+            raise KeyError("mine")
+        return super().train(client, weights)
+
+
+def test_a_mistake_of_a_stacked_client_is_told_with_its_place() -> None:
     with pytest.raises(Exception, match="client 3 failed: KeyError"):
         trained(experiment(Wrong(), participation=1.0), "stacked", 1)
 

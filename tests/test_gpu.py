@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_engines import experiment, pictures
+from test_engines import Enclosed, Wrong, experiment, pictures
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -110,29 +110,26 @@ def test_the_same_run_twice_has_the_same_bits(engine: str) -> None:
     assert torch.equal(one.server.weights.flat, other.server.weights.flat)
 
 
-def test_a_loss_that_looks_at_its_numbers_runs_step_by_step_and_says_so() -> None:
-    class Looking(FedAvg):
-        def loss(self, batch: Batch) -> Tensor:
-            loss = F.cross_entropy(batch.logits, batch.labels)
-            return loss if math.isfinite(loss.item()) else loss * 0
+class Looking(FedAvg):
+    """Its loss looks at its own numbers."""
 
-    expected = trained(experiment(FedAvg()), "eager")
-    prepared = experiment(Looking(), device="cuda", engine="graphs")
+    def loss(self, batch: Batch) -> Tensor:
+        loss = F.cross_entropy(batch.logits, batch.labels)
+        return loss if math.isfinite(loss.item()) else loss * 0
+
+
+@pytest.mark.parametrize(
+    ("method", "told"),
+    [
+        (Looking(), "cannot be recorded on the GPU and runs step by step"),
+        (Enclosed(), "another function for every client"),
+    ],
+)
+def test_what_is_not_recorded_once_is_told_and_right(method: Method, told: str) -> None:
+    expected = trained(experiment(method), "eager")
+    prepared = experiment(method, device="cuda", engine="graphs")
     federation = Federation(prepared, DeviceBackend(prepared.site(), "graphs"))
-    with pytest.warns(match="cannot be recorded on the GPU and runs step by step"):
-        steps(federation)
-    assert apart(expected, federation) < NEAR
-
-
-def test_a_closure_is_recorded_anew_and_right() -> None:
-    class Pull(FedAvg):
-        def train(self, client: Client, weights: Any) -> Any:
-            return client.train(weights, self.loss, gradient=lambda w, g: g.add_(w - weights.parameters))
-
-    expected = trained(experiment(Pull()), "eager")
-    prepared = experiment(Pull(), device="cuda", engine="graphs")
-    federation = Federation(prepared, DeviceBackend(prepared.site(), "graphs"))
-    with pytest.warns(match="another function for every client"):
+    with pytest.warns(match=told):
         steps(federation)
     assert apart(expected, federation) < NEAR
 
@@ -195,12 +192,6 @@ def test_without_memory_there_are_fewer_lanes(first_too: bool, monkeypatch: pyte
 
 
 def test_a_mistake_in_a_lane_is_told() -> None:
-    class Wrong(FedAvg):
-        def train(self, client: Client, weights: Any) -> Any:
-            if client.number == 3:
-                raise KeyError("mine")
-            return super().train(client, weights)
-
     with pytest.raises(MethodFailed, match="client 3 failed: KeyError"):
         trained(experiment(Wrong(), device="cuda", engine="graphs", participation=1.0))
 
