@@ -24,7 +24,7 @@ from fedcsd.models import Factory
 from fedcsd.models.network import Network
 from fedcsd.packing import finite
 from fedcsd.states import MemoryStates, States
-from fedcsd.training import Site, Stream
+from fedcsd.training import Site
 from fedcsd.weights import Value, Values, Weights, nbytes
 
 Record = dict[str, Any]
@@ -184,7 +184,7 @@ class Federation:
         tally = Tally(failed={k for k in clients if k in fail})
         self.ledger.begin()
         if len(tally.failed) < len(clients):
-            with Stream(seeds.torch_seed(self.settings.seed, "server", self.round)):
+            with seeds.Stream(seeds.torch_seed(self.settings.seed, "server", self.round)):
                 self._method_s("round", self.server, self._asker(clients, tally))
             if tally.open:
                 raise MethodFailed(f"the method did not read all replies of ask(self.{tally.open}, …)")

@@ -4,9 +4,11 @@ Every draw names its purpose and its place, such as `rng(seed, "batches", round,
 place gives the same numbers with one worker or ten, before and after a resume, here or on a site.
 """
 
+from contextlib import AbstractContextManager
 from zlib import crc32
 
 import numpy as np
+import torch
 
 
 def _sequence(seed: int, purpose: str, *place: int) -> np.random.SeedSequence:
@@ -21,3 +23,18 @@ def rng(seed: int, purpose: str, *place: int) -> np.random.Generator:
 def torch_seed(seed: int, purpose: str, *place: int) -> int:
     """A number for `torch.manual_seed`, for what draws inside a model (initial weights, dropout)."""
     return int(_sequence(seed, purpose, *place).generate_state(1, np.uint64)[0] >> 1)
+
+
+class Stream(AbstractContextManager[None]):
+    """Random numbers of their own for what runs beside training, so that it does not disturb it."""
+
+    def __init__(self, seed: int = 0):
+        self.inside = torch.Generator().manual_seed(seed).get_state()
+
+    def __enter__(self) -> None:
+        self.outside = torch.get_rng_state()
+        torch.set_rng_state(self.inside)
+
+    def __exit__(self, *_: object) -> None:
+        self.inside = torch.get_rng_state()
+        torch.set_rng_state(self.outside)

@@ -7,6 +7,7 @@ one copy of the model to train and one for each frozen network, used for one cli
 import copy
 import inspect
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ __all__ = ["Batch", "Client", "Loss", "Site"]
 
 FORWARD_BATCH = 500  # images at a time where no gradient is needed; fixed, since sums depend on it
 FORWARD_BYTES = 1 << 26  # of images at a time on a GPU, which is only busy with many
+COHORT = 100_000  # samples of a cohort up to which a GPU computes outputs on them as one
 PROBE = 1000  # test images on which drift is measured
 
 
@@ -93,11 +95,7 @@ class Client:
 
     def outputs(self, weights: Weights) -> Outputs:
         """A frozen network on all local data, in eval mode, computed once a round."""
-        key = (self.number, weights.token)
-        if key not in self.site.cache:
-            network = self.site.frozen("outputs", weights)
-            self.site.cache[key] = self.site.forward(network, self.site.data.x_train, self.rows)
-        return self.site.cache[key]
+        return self.site.local_outputs(weights, self.number)
 
     def training_outputs(self, weights: Weights) -> tuple[Outputs, Tensor]:
         """A frozen network over one epoch as training sees it, and the labels: train mode, whole
@@ -142,7 +140,7 @@ class Client:
         change = gradient if gradient is None or _takes_given(gradient) else Plain(gradient)
         purpose, seed = f"batches{again}", self._torch_seed(f"training{again}")
         if live:
-            self.beside = Stream(self._torch_seed("frozen"))
+            self.beside = seeds.Stream(self._torch_seed("frozen"))
         task = Task(self, weights, loss, change, given, known, live, frozen_mode == "train", purpose, seed)
         trained = self.engine.train(task)
         if trained.diverged:
@@ -214,21 +212,6 @@ class Plain:
 
 def _takes_given(change: Gradient) -> bool:
     return len(inspect.signature(change).parameters) > 2
-
-
-class Stream(AbstractContextManager[None]):
-    """Random numbers of their own for what runs beside training, so that it does not disturb it."""
-
-    def __init__(self, seed: int = 0):
-        self.inside = torch.Generator().manual_seed(seed).get_state()
-
-    def __enter__(self) -> None:
-        self.outside = torch.get_rng_state()
-        torch.set_rng_state(self.inside)
-
-    def __exit__(self, *_: object) -> None:
-        self.inside = torch.get_rng_state()
-        torch.set_rng_state(self.outside)
 
 
 def _concatenate(outputs: Sequence[Outputs]) -> Outputs:
@@ -317,6 +300,30 @@ class Site:
                 [network(self.data.images(x[part])) for part in torch.split(rows, self.forward_batch)]
             )
 
+    def local_outputs(self, weights: Weights, number: int) -> Outputs:
+        """Outputs on all of a client's samples; remembered for the round. A GPU has little use for one
+        client's at a time: there the whole cohort's are computed as one, if they fit."""
+        cache = self.cache
+        with cache.lock:
+            if (number, weights.token) not in cache:
+                cohort = self._with(number, weights)
+                rows = torch.cat([self.parts[k] for k in cohort])
+                found = self.forward(self.frozen("outputs", weights), self.data.x_train, rows)
+                sizes = [len(self.parts[k]) for k in cohort]
+                pieces = zip(torch.split(found.logits, sizes), torch.split(found.features, sizes), strict=True)
+                for k, (logits, features) in zip(cohort, pieces, strict=True):
+                    cache[k, weights.token] = Outputs(logits, features)
+                if self.device.type == "cuda":
+                    torch.cuda.current_stream().synchronize()  # the other lanes have streams of their own
+            return cache[number, weights.token]
+
+    def _with(self, number: int, weights: Weights) -> Sequence[int]:
+        """The clients whose outputs are computed with this one's: those that were sent the same weights."""
+        cohort, sent = self.cache.cohort, self.cache.sent
+        if weights.token not in sent or sum(len(self.parts[k]) for k in cohort) > COHORT:
+            return [number]
+        return cohort
+
     def own_test(self, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What a client's own model is tested on: images, labels, which rows of them, and what each
         counts for."""
@@ -363,14 +370,23 @@ class Site:
         loss = float(F.cross_entropy(logits, y[rows], reduction="none").sum(dtype=torch.float64))
         return Reply(number, len(rows), {"correct": logits.argmax(1) == y[rows]}, {"loss": (loss, len(rows))})
 
-    def begin(self, round: int) -> None:
-        """Forget what was known of an earlier round."""
+    def begin(self, round: int, cohort: Sequence[int] = (), values: Values | None = None) -> None:
+        """Forget what was known of an earlier round. On a GPU it is also told which clients will be asked,
+        and with which values."""
         if self.cache.round != round:
             self.cache.clear()
             self.cache.round = round
+        if values is not None:
+            self.cache.cohort = cohort
+            self.cache.sent = {value.token for value in values.values() if isinstance(value, Weights)}
 
 
 class Cache(dict[tuple[int, int], Outputs]):
     """Outputs by client and weights, of one round; lanes of the same device share it."""
 
     round = -1
+    cohort: Sequence[int] = ()
+    sent: frozenset[int] | set[int] = frozenset()
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()

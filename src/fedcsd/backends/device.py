@@ -38,7 +38,7 @@ class DeviceBackend:
 
     def ask(self, request: Request, clients: Sequence[int], states: Mapping[int, Values]) -> Iterator[Reply]:
         there = replace(request, values=moved(request.values, self.site.device))
-        self.site.begin(request.round)
+        self.site.begin(request.round, clients, request.values)
         if self.lanes is not None and clients:
             self.lanes.try_out(there, clients[0], self._state(states, clients[0]))
             if not self.chosen and request.function in self.lanes.training:
