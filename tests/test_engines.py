@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcsd.backends.device import DeviceBackend
+from fedcsd.backends.device import DeviceBackend, agree
 from fedcsd.data import Dataset
 from fedcsd.engines import Batch, identity
 from fedcsd.engines.stacked import Schedule, Stacked
@@ -114,6 +114,25 @@ def test_more_clients_than_are_stacked_at_once(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("fedcsd.backends.streams.WIDEST", 2)
     prepared = [experiment(FedAvg(), participation=1.0) for _ in range(2)]
     close(trained(prepared[0], "eager", 2), trained(prepared[1], "stacked", 2))
+
+
+class Mixing(FedAvg):
+    """Its loss is one number a sample, but of the whole batch: what stacking cannot do."""
+
+    def loss(self, batch: Batch) -> Tensor:
+        return batch.cross_entropy + batch.logits.mean(0).square().sum()
+
+
+@pytest.mark.parametrize(
+    ("method", "same"), [(FedAvg(), True), (methods.load("fedcsd")(), True), (Mixing(), False)]
+)
+def test_a_short_trial_tells_whether_clients_can_be_stacked(method: Method, same: bool) -> None:
+    prepared = experiment(method, participation=1.0, batch_size=8)
+    weights = prepared.weights
+    values = (
+        {"weights": weights} if "prototypes" not in dir(method) else {"weights": weights, "teacher": weights}
+    )
+    assert agree(prepared.site(), Request(0, "train", values), range(6), lambda k: {}) is same
 
 
 def test_a_schedule_goes_through_every_sample_once_an_epoch() -> None:

@@ -10,7 +10,7 @@ import math
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Protocol
 
@@ -264,6 +264,13 @@ class Site:
         other._networks, other.alone = {}, False
         return other
 
+    def short(self, batches: float) -> "Site":
+        """Another place where clients hold so many batches at most and train one epoch: for trials."""
+        other = self.another()
+        other.settings, other.cache = replace(self.settings, epochs=1), Cache()
+        other.parts = [rows[: int(batches * self.settings.batch_size)] for rows in self.parts]
+        return other
+
     def seed(self, seed: int) -> None:
         """Start the global generator, for what draws inside a model or a method's client half."""
         if self.alone:
@@ -310,7 +317,9 @@ class Site:
                 rows = torch.cat([self.parts[k] for k in cohort])
                 found = self.forward(self.frozen("outputs", weights), self.data.x_train, rows)
                 sizes = [len(self.parts[k]) for k in cohort]
-                pieces = zip(torch.split(found.logits, sizes), torch.split(found.features, sizes), strict=True)
+                pieces = zip(
+                    torch.split(found.logits, sizes), torch.split(found.features, sizes), strict=True
+                )
                 for k, (logits, features) in zip(cohort, pieces, strict=True):
                     cache[k, weights.token] = Outputs(logits, features)
                 if self.device.type == "cuda":
@@ -371,8 +380,7 @@ class Site:
         return Reply(number, len(rows), {"correct": logits.argmax(1) == y[rows]}, {"loss": (loss, len(rows))})
 
     def begin(self, round: int, cohort: Sequence[int] = (), values: Values | None = None) -> None:
-        """Forget what was known of an earlier round. On a GPU it is also told which clients will be asked,
-        and with which values."""
+        """Forget what was known of an earlier round. A GPU's is told which clients will be asked what."""
         if self.cache.round != round:
             self.cache.clear()
             self.cache.round = round

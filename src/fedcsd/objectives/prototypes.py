@@ -13,7 +13,8 @@ def class_prototypes(logits: Tensor, labels: Tensor, classes: int) -> tuple[Tens
     """
     sums = torch.zeros(classes, logits.shape[1], dtype=torch.float64, device=logits.device)
     sums.index_add_(0, labels, logits.double())
-    counts = torch.bincount(labels, minlength=classes)
+    counts = torch.zeros(classes, dtype=labels.dtype, device=labels.device)
+    counts.index_add_(0, labels, torch.ones_like(labels))  # bincount would wait for a GPU
     return (sums / counts.clamp_min(1)[:, None]).to(logits.dtype), counts
 
 
