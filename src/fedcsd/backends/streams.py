@@ -11,7 +11,7 @@ import torch
 
 from fedcsd.engines import Task, Trained
 from fedcsd.engines.graphs import Graphs, Launcher
-from fedcsd.engines.stacked import Meeting, Stacked
+from fedcsd.engines.stacked import Stacked, Turn, take_turns
 from fedcsd.exchange import Reply, Request
 from fedcsd.training import Engine, Site
 from fedcsd.weights import Values, moved
@@ -257,29 +257,17 @@ class Group:
     def _together(
         self, request: Request, clients: Sequence[int], state: State
     ) -> list[Reply | BaseException]:
-        meeting = Meeting(self.engine, len(clients))
-        replies: list[Reply | BaseException] = [RuntimeError("no answer")] * len(clients)
+        def answers(client: int) -> Callable[[Turn], Reply]:
+            def answer(turn: Turn) -> Reply:
+                with self._stream():
+                    return self.site.answer(request, client, state(client), turn)
 
-        def answer(place: int, client: int, kept: Values) -> None:
-            # One at a time: whoever waits for the others in the meeting lets the next one in.
-            with meeting.condition, self._stream():
-                try:
-                    replies[place] = self.site.answer(request, client, kept, meeting)
-                except BaseException as error:
-                    replies[place] = error
-                meeting.done()
+            return answer
 
-        threads = [
-            threading.Thread(target=answer, args=(place, client, state(client)), daemon=True)
-            for place, client in enumerate(clients)
-        ]
         if self.site.device.type == "cuda":
             self.engine.stream.wait_stream(torch.cuda.default_stream())
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
         with self._stream():
+            replies = take_turns(self.engine, [answers(client) for client in clients])
             return [to_cpu(reply) if isinstance(reply, Reply) else reply for reply in replies]
 
     def _stream(self) -> AbstractContextManager[object]:

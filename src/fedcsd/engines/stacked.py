@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -311,40 +311,56 @@ def _kind(task: Task) -> str:
     return repr(task.key())
 
 
-class Meeting:
-    """Where clients that run in threads of their own wait until all have come to their training."""
+class Turn:
+    """One client's answer, which runs until it comes to a training, stops there, and goes on with the
+    result: a thread of its own, of which only one runs at a time."""
 
-    def __init__(self, engine: Stacked, clients: int):
-        self.engine, self.running = engine, clients
-        self.condition = threading.Condition()
-        self.waiting: list[Task] = []
-        self.results: dict[int, Trained | BaseException] = {}
+    def __init__(self, answer: Callable[["Turn"], Any]):
+        self.task: Task | None = None
+        """the training that it waits for"""
+        self.result: Any = None
+        """of that training, or of the whole answer; an exception if it failed"""
+        self._mine, self._yours = threading.Semaphore(0), threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, args=(answer,), daemon=True)
+
+    def go_on(self) -> None:
+        """Let it run to its next training, or to its end."""
+        if self._thread.ident is None:
+            self._thread.start()
+        else:
+            self._mine.release()
+        self._yours.acquire()
 
     def train(self, task: Task) -> Trained:
-        with self.condition:
-            self.waiting.append(task)
-            self._leave()
-            while id(task) not in self.results:
-                self.condition.wait()
-            result = self.results.pop(id(task))
-        if isinstance(result, BaseException):
-            raise result
-        return result
+        self.task = task
+        self._yours.release()
+        self._mine.acquire()
+        self.task = None
+        if isinstance(self.result, BaseException):
+            raise self.result
+        return cast(Trained, self.result)
 
-    def done(self) -> None:
-        """A client has answered, and will not train any more."""
-        with self.condition:
-            self._leave()
-
-    def _leave(self) -> None:
-        self.running -= 1
-        if self.running or not self.waiting:
-            return
-        tasks, self.waiting = self.waiting, []
+    def _run(self, answer: Callable[["Turn"], Any]) -> None:
         try:
-            found: list[Any] = list(self.engine.train_all(tasks))
+            self.result = answer(self)
         except BaseException as error:
-            found = [error] * len(tasks)
-        self.results = {id(task): result for task, result in zip(tasks, found, strict=True)}
-        self.running = len(tasks)
-        self.condition.notify_all()
+            self.result = error
+        self._yours.release()
+
+
+def take_turns(engine: Stacked, answers: Sequence[Callable[[Turn], Any]]) -> list[Any]:
+    """What these answer, or the exceptions that they end with; trainings that they come to are one."""
+    turns = [Turn(answer) for answer in answers]
+    going = turns
+    while going:
+        for turn in going:
+            turn.go_on()
+        going = [turn for turn in going if turn.task is not None]
+        tasks = [turn.task for turn in going if turn.task is not None]
+        try:
+            results: list[Any] = list(engine.train_all(tasks))
+        except BaseException as error:
+            results = [error] * len(tasks)
+        for turn, result in zip(going, results, strict=True):
+            turn.result = result
+    return [turn.result for turn in turns]
