@@ -248,6 +248,7 @@ class Group:
         self.launcher = launcher
         self.site = site
         self.engine = Stacked(site, min(WIDEST, len(site.parts)), launcher)
+        self.turns: list[Turn] = []
 
     def run(self, request: Request, clients: Sequence[int], state: State) -> Iterator[Reply | BaseException]:
         for start in range(0, len(clients), self.engine.width):
@@ -264,15 +265,19 @@ class Group:
 
             return answer
 
+        self.turns += [Turn() for _ in range(len(clients) - len(self.turns))]
         if self.site.device.type == "cuda":
             self.engine.stream.wait_stream(torch.cuda.default_stream())
         with self._stream():
-            replies = take_turns(self.engine, [answers(client) for client in clients])
+            some = self.turns[: len(clients)]
+            replies = take_turns(self.engine, some, [answers(client) for client in clients])
             return [to_cpu(reply) if isinstance(reply, Reply) else reply for reply in replies]
 
     def _stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self.engine.stream) if self.site.device.type == "cuda" else nullcontext()
 
     def close(self) -> None:
+        for turn in self.turns:
+            turn.close()
         if self.launcher is not None:
             self.launcher.close()

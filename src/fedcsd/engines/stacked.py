@@ -312,23 +312,22 @@ def _kind(task: Task) -> str:
 
 
 class Turn:
-    """One client's answer, which runs until it comes to a training, stops there, and goes on with the
-    result: a thread of its own, of which only one runs at a time."""
+    """Runs one client's answer until it comes to a training, stops there, and goes on with the result: a
+    thread of its own, of which only one runs at a time. It stays for the next answer, since what PyTorch
+    and its libraries keep for each thread takes longer to make than an answer."""
 
-    def __init__(self, answer: Callable[["Turn"], Any]):
+    def __init__(self) -> None:
+        self.answer: Callable[[Turn], Any] | None = None
         self.task: Task | None = None
         """the training that it waits for"""
         self.result: Any = None
         """of that training, or of the whole answer; an exception if it failed"""
         self._mine, self._yours = threading.Semaphore(0), threading.Semaphore(0)
-        self._thread = threading.Thread(target=self._run, args=(answer,), daemon=True)
+        threading.Thread(target=self._serve, daemon=True).start()
 
     def go_on(self) -> None:
         """Let it run to its next training, or to its end."""
-        if self._thread.ident is None:
-            self._thread.start()
-        else:
-            self._mine.release()
+        self._mine.release()
         self._yours.acquire()
 
     def train(self, task: Task) -> Trained:
@@ -340,18 +339,24 @@ class Turn:
             raise self.result
         return cast(Trained, self.result)
 
-    def _run(self, answer: Callable[["Turn"], Any]) -> None:
-        try:
-            self.result = answer(self)
-        except BaseException as error:
-            self.result = error
-        self._yours.release()
+    def close(self) -> None:
+        self.answer = None
+        self._mine.release()
+
+    def _serve(self) -> None:
+        while self._mine.acquire() and self.answer is not None:
+            try:
+                self.result = self.answer(self)
+            except BaseException as error:
+                self.result = error
+            self._yours.release()
 
 
-def take_turns(engine: Stacked, answers: Sequence[Callable[[Turn], Any]]) -> list[Any]:
+def take_turns(engine: Stacked, turns: Sequence[Turn], answers: Sequence[Callable[[Turn], Any]]) -> list[Any]:
     """What these answer, or the exceptions that they end with; trainings that they come to are one."""
-    turns = [Turn(answer) for answer in answers]
-    going = turns
+    for turn, answer in zip(turns, answers, strict=True):
+        turn.answer = answer
+    going = list(turns)
     while going:
         for turn in going:
             turn.go_on()
