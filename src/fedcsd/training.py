@@ -235,7 +235,7 @@ class Site:
         if self.device.type == "cuda":
             torch.backends.cuda.matmul.allow_tf32 = settings.precision != "fp32"
             torch.backends.cudnn.allow_tf32 = settings.precision != "fp32"
-            torch.backends.cudnn.benchmark = settings.compile  # both take their time at the start
+            torch.backends.cudnn.benchmark = False  # while it tries its ways, no lane could record
         self.data = data = data.to(self.device)
         self.parts, self.held = ([rows.to(self.device) for rows in some] for some in (parts, held))
         self.augmentation = AUGMENTATIONS[settings.augment]

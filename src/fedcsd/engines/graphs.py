@@ -291,9 +291,7 @@ class Graphs:
         else:
             for _ in range(settings.epochs):
                 self.launcher.run(self.stream, program)
-                # While cuDNN tries its ways, no other lane may record.
-                with Graphs.recording if settings.compile else nullcontext():
-                    steps.step(rest)
+                steps.step(rest)
         totals, diverged = finish(steps.network.flat, steps.sums)
         if not math.isfinite(totals["train_loss"]):
             diverged = "the loss is no longer finite in local training"
