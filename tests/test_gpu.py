@@ -53,7 +53,7 @@ def steps(federation: Federation) -> None:
 def apart(one: Federation, other: Federation) -> float:
     """How far two results lie from each other, in units of the way from the start."""
     start = one.experiment.weights.flat
-    mine, yours = one.server.weights.flat, other.server.weights.flat
+    mine, yours = (some.server.weights.flat.cpu() for some in (one, other))
     return float((mine - yours).norm() / (mine - start).norm())
 
 

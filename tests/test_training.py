@@ -24,6 +24,8 @@ from fedcsd.weights import Weights
 class Here:
     """Clients in this process, one after another: what the tests look into."""
 
+    server_device = torch.device("cpu")
+
     def __init__(self, experiment: Experiment):
         self.site = experiment.site()
 

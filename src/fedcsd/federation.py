@@ -25,7 +25,7 @@ from fedcsd.models.network import Network
 from fedcsd.packing import finite
 from fedcsd.states import MemoryStates, States
 from fedcsd.training import Site
-from fedcsd.weights import Value, Values, Weights, nbytes
+from fedcsd.weights import Value, Values, Weights, moved, nbytes
 
 Record = dict[str, Any]
 """What is known of one round, as one line of metrics.jsonl."""
@@ -139,7 +139,10 @@ class Federation:
     ):
         self.experiment, self.backend, self.settings = experiment, backend, experiment.settings
         self.server = Server(
-            experiment.weights, experiment.data.classes, experiment.features, self.settings.clients
+            experiment.weights.to(backend.server_device),
+            experiment.data.classes,
+            experiment.features,
+            self.settings.clients,
         )
         alike = Alike(experiment.data, len(experiment.parts))
         found = [alike.rows(k, rows) for k, rows in enumerate(experiment.parts)]
@@ -339,5 +342,5 @@ class Federation:
         for name, value in values.items():
             kind, _, rest = name.partition(".")
             parts[kind][rest] = value
-        self.server.values.update(parts["server"])
+        self.server.values.update(moved(parts["server"], self.backend.server_device))
         self.states.load(header, parts["client"])

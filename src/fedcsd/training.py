@@ -242,10 +242,8 @@ class Site:
         # Blocks of test images, and then of what the clients hold out, to evaluate a model on.
         test = torch.arange(len(data.y_test), device=self.device)
         kept = torch.cat(self.held) if self.held else test[:0]
-        if self.device.type == "cuda":
-            self.forward_batch = max(64, min(10_000, FORWARD_BYTES // (4 * math.prod(data.shape))))
-        else:
-            self.forward_batch = FORWARD_BATCH
+        many = max(64, min(10_000, FORWARD_BYTES // (4 * math.prod(data.shape))))
+        self.forward_batch = many if self.device.type == "cuda" else FORWARD_BATCH
         self.blocks = [(data.x_test, data.y_test, rows) for rows in torch.split(test, self.forward_batch)]
         self.blocks += [
             (data.x_train, data.y_train, rows) for rows in torch.split(kept, self.forward_batch) if len(rows)
@@ -398,3 +396,6 @@ class Cache(dict[tuple[int, int], Outputs]):
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type["Cache"], tuple[()]]:
+        return Cache, ()  # a spawned process starts with nothing known

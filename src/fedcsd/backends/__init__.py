@@ -14,6 +14,9 @@ from fedcsd.weights import Values, Weights
 class Backend(Protocol):
     """Carries a method's requests to clients and their replies back."""
 
+    server_device: torch.device
+    """where the server's values are, and those of the replies"""
+
     def ask(self, request: Request, clients: Sequence[int], states: Mapping[int, Values]) -> Iterator[Reply]:
         """The reply of each client, in the order of `clients`, which is also the order of dealing."""
         ...

@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 
 from fedcsd.backends import in_short
-from fedcsd.backends.streams import Group, Lanes, Runner, to_cpu
+from fedcsd.backends.streams import Group, Lanes, Runner, delivered, device_of_server
 from fedcsd.engines.stacked import NotStackable
 from fedcsd.errors import MethodFailed, RunStopped, UserError
 from fedcsd.exchange import Reply, Request
@@ -31,8 +31,9 @@ class DeviceBackend:
 
     def __init__(self, site: Site, engine: str = "eager", workers: int = 0):
         self.site, self.engine = site, engine
-        self.lanes = Lanes(site, workers) if engine in ("auto", "graphs") else None
-        self.group = Group(site) if engine in ("auto", "stacked") else None
+        self.server_device = device_of_server(site)
+        self.lanes = Lanes(site, workers, self.server_device) if engine in ("auto", "graphs") else None
+        self.group = Group(site, self.server_device) if engine in ("auto", "stacked") else None
         self.chosen = "" if engine == "auto" else engine
         """the engine that trains"""
 
@@ -76,7 +77,7 @@ class DeviceBackend:
         for client in clients:
             try:
                 reply = self.site.answer(request, client, self._state(states, client))
-                yield to_cpu(reply)
+                yield delivered(reply, self.server_device)
             except Exception as error:
                 yield error
 
@@ -131,7 +132,7 @@ def agree(site: Site, request: Request, clients: Sequence[int], state: Callable[
     """Whether clients trained as one move their weights as each does alone: tried on a few batches, the
     last of them smaller, in which rounding has no time to grow."""
     short, few = site.short(batches=2.5), [clients[0], *clients[-2:]]
-    group = Group(short)
+    group = Group(short, site.device)
     try:
         together = list(group.run(request, few, state))
     finally:
@@ -140,13 +141,13 @@ def agree(site: Site, request: Request, clients: Sequence[int], state: Callable[
     for client, one in zip(few, together, strict=True):
         if isinstance(one, BaseException):
             return False
-        other = to_cpu(short.answer(request, client, state(client)))
+        other = short.answer(request, client, state(client))
         if one.problem or other.problem:
             continue
         for name, weights in other.values.items():
             start = request.values.get(name)
             if isinstance(weights, Weights) and isinstance(start, Weights):
-                way = (weights.flat - start.flat.cpu()).norm()
+                way = (weights.flat - start.flat).norm()
                 if not (one[name].flat - weights.flat).norm() <= near * way + 1e-6:
                     return False
     return True

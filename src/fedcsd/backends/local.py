@@ -114,6 +114,8 @@ def _follow_parent() -> None:
 class LocalBackend:
     """Deals clients to lanes and gives their replies back in order."""
 
+    server_device = torch.device("cpu")
+
     def __init__(self, site: Site, layout: Layout, workers: int = 0, start_method: str = ""):
         method = start_method or ("fork" if sys.platform == "linux" else "spawn")
         self.context = multiprocessing.get_context(method)

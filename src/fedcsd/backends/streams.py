@@ -8,19 +8,21 @@ from dataclasses import replace
 from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from fedcsd.engines import Task, Trained
 from fedcsd.engines.graphs import Graphs, Launcher
 from fedcsd.engines.stacked import Stacked, Turn, take_turns
 from fedcsd.exchange import Reply, Request
 from fedcsd.training import Engine, Site
-from fedcsd.weights import Values, moved
+from fedcsd.weights import Values, Weights, moved
 
 MANY = 10  # lanes for a model whose training takes little memory
 HEAVY = 2 << 30  # bytes of a lane from which on a few fill the device
 FILLED = 5  # lanes that do
 HELD = 32  # replies that may wait for their turn
 WIDEST = 128  # clients stacked as one
+SERVER = 0.25  # of the device's memory that waiting replies may take
 
 State = Callable[[int], Values]
 
@@ -32,8 +34,25 @@ class Runner(Protocol):
     def close(self) -> None: ...
 
 
-def to_cpu(reply: Reply) -> Reply:
-    return replace(reply, values=moved(reply.values, "cpu"), state=moved(reply.state, "cpu"))
+def device_of_server(site: Site) -> torch.device:
+    """Where the server's values are: with the clients, if the replies that may wait have room there."""
+    if site.device.type == "cuda":
+        size = site.network("student").flat.nbytes
+        if HELD * size > SERVER * torch.cuda.mem_get_info()[1]:
+            return torch.device("cpu")
+    return site.device
+
+
+def delivered(reply: Reply, server_device: torch.device) -> Reply:
+    """A reply as the server gets it; what the client is to remember lies on the CPU meanwhile."""
+    values = moved(reply.values, server_device)
+    if server_device.type == "cuda":
+        # They were made on a lane's stream, and are used and freed on the server's.
+        for value in values.values():
+            tensor = value.flat if isinstance(value, Weights) else value
+            if isinstance(tensor, Tensor):
+                tensor.record_stream(torch.cuda.default_stream())
+    return replace(reply, values=values, state=moved(reply.state, "cpu"))
 
 
 class Counted:
@@ -50,15 +69,17 @@ class Counted:
 class Lane:
     """A stream, with models and recorded steps of its own."""
 
-    def __init__(self, site: Site, launcher: Launcher):
-        self.site = site
+    def __init__(self, site: Site, launcher: Launcher, server_device: torch.device):
+        self.site, self.server_device = site, server_device
         self.engine = Graphs(site, launcher)
         self.stream = self.engine.stream
 
     def answer(self, request: Request, client: int, state: Values, engine: Engine | None = None) -> Reply:
         with torch.cuda.stream(self.stream):
             self.stream.wait_stream(torch.cuda.default_stream())
-            reply = to_cpu(self.site.answer(request, client, state, engine or self.engine))
+            reply = delivered(
+                self.site.answer(request, client, state, engine or self.engine), self.server_device
+            )
             self.stream.synchronize()
         return reply
 
@@ -127,11 +148,12 @@ class Dealt:
 class Lanes:
     """Deals clients to lanes, each the next client when it is free."""
 
-    def __init__(self, site: Site, workers: int):
+    def __init__(self, site: Site, workers: int, server_device: torch.device):
         self.workers = workers
         self.launcher = Launcher()
         self.site = site
-        self.lanes = [Lane(site, self.launcher)]
+        self.server_device = server_device
+        self.lanes = [Lane(site, self.launcher, server_device)]
         self.condition = threading.Condition()
         self.training: set[str] = set()
         """functions of the method that train"""
@@ -165,7 +187,7 @@ class Lanes:
         wanted = self.workers or (MANY if needed < HEAVY else FILLED)
         room = int(0.8 * torch.cuda.mem_get_info()[0] // max(1, needed))
         while len(self.lanes) < min(wanted, 1 + room):
-            self.lanes.append(Lane(self.site.another(), self.launcher))
+            self.lanes.append(Lane(self.site.another(), self.launcher, self.server_device))
 
     def shrink(self) -> None:
         """Give the memory of all lanes but one back."""
@@ -243,9 +265,9 @@ class Lanes:
 class Group:
     """Runs clients in threads of their own, one at a time, up to their training, which is one for all."""
 
-    def __init__(self, site: Site):
+    def __init__(self, site: Site, server_device: torch.device):
         launcher = Launcher() if site.device.type == "cuda" else None
-        self.launcher = launcher
+        self.launcher, self.server_device = launcher, server_device
         self.site = site
         self.engine = Stacked(site, min(WIDEST, len(site.parts)), launcher)
         self.turns: list[Turn] = []
@@ -271,7 +293,10 @@ class Group:
         with self._stream():
             some = self.turns[: len(clients)]
             replies = take_turns(self.engine, some, [answers(client) for client in clients])
-            return [to_cpu(reply) if isinstance(reply, Reply) else reply for reply in replies]
+            replies = [delivered(r, self.server_device) if isinstance(r, Reply) else r for r in replies]
+        if self.site.device.type == "cuda":
+            torch.cuda.default_stream().wait_stream(self.engine.stream)
+        return replies
 
     def _stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self.engine.stream) if self.site.device.type == "cuda" else nullcontext()

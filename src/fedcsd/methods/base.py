@@ -50,6 +50,8 @@ class Server:
             raise TypeError(
                 f"server.{name} must be weights, a tensor or a number, so that it can be saved; it is a {type(value).__name__}"
             )
+        if isinstance(value, Tensor):
+            value = value.to(self.weights.flat.device)  # on a GPU, if that is where the clients are
         self.values[name] = value
 
 

@@ -25,7 +25,7 @@ class FedProto(FedAvg):
 
     def start(self, server: Server) -> None:
         server.prototypes = server.weights.flat.new_zeros(server.classes, server.features)
-        server.known = torch.zeros(server.classes, dtype=torch.bool)
+        server.known = server.weights.flat.new_zeros(server.classes, dtype=torch.bool)
 
     def round(self, server: Server, ask: Ask) -> None:
         weights, prototypes = Mean(), HolderMean(server.prototypes)
