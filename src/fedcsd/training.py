@@ -327,9 +327,8 @@ class Site:
     def _with(self, number: int, weights: Weights) -> Sequence[int]:
         """The clients whose outputs are computed with this one's: those that were sent the same weights."""
         cohort, sent = self.cache.cohort, self.cache.sent
-        if weights.token not in sent or sum(len(self.parts[k]) for k in cohort) > COHORT:
-            return [number]
-        return cohort
+        many = sum(len(self.parts[k]) for k in cohort) > COHORT
+        return [number] if many or weights.token not in sent or self.device.type == "cpu" else cohort
 
     def own_test(self, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """What a client's own model is tested on: images, labels, which rows of them, and what each
