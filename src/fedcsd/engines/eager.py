@@ -30,7 +30,7 @@ class Eager:
                 images = client.images(part, numbers)
                 network.train(single=len(part) == 1)
                 frozen = looked_up(task.known, part) | run_live(task, images)
-                batch = Batch(*network(images), client.labels[part], frozen, task.given)
+                batch = Batch(*network.record(images), client.labels[part], frozen, task.given)
                 network.differentiate(tally(sums, batch, task.loss(batch)))
                 sgd.step(task.change, task.given)
                 network.refresh()

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 from torch.nn import Parameter
-from torch.nn import functional as F
 
 from fedcsd.kernels.build import library, switched_off
 from fedcsd.kernels.convolution import memory, transformed
+from fedcsd.kernels.vectors import cross_entropy
 from fedcsd.objectives.csd import Mask, Scale, Target, csd_target, masked_distillation
 from fedcsd.objectives.distillation import entropy
 
@@ -84,7 +84,7 @@ def plain(
         logits, teacher, prototypes, tau=tau, similarity=similarity, target=target, similarity_scale=scale
     )
     distillation = masked_distillation(q, logits, teacher, labels, tau=tau, mask=mask)
-    loss = F.cross_entropy(logits, labels, reduction="none") + mu * distillation
+    loss = cross_entropy(logits, labels) + mu * distillation
     return loss, entropy(q) / log(q.shape[1])
 
 
@@ -197,6 +197,8 @@ def _forward(
 
 
 class _Csd(Function):
+    brings_slope = True
+
     @staticmethod
     def forward(
         logits: Tensor, teacher: Tensor, prototypes: Tensor | None, labels: Tensor, how: How

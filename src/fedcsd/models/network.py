@@ -9,6 +9,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedcsd.errors import UserError, unknown
+from fedcsd.kernels.chain import Chain, Pass
+from fedcsd.kernels.vectors import slope_of
+from fedcsd.models import layers
 from fedcsd.weights import Layout, Weights, float_buffers
 
 
@@ -83,6 +86,8 @@ class Network:
         self._buffers: list[tuple[nn.Module, str, Tensor]] = []
         self._mode: tuple[bool, bool] | None = None
         self._bind()
+        self._pass: tuple[Pass, Outputs] | None = None
+        self.chain = self._chain()
         self.rounded = Rounded(self, module) if bf16 else None
         self._integers = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
 
@@ -115,8 +120,36 @@ class Network:
                     view.copy_(assigned)
                 setattr(owner, leaf, view)
 
+    def _chain(self) -> Chain | None:
+        """The model for the kernels, if it is one for them."""
+        links = self.module.links() if isinstance(self.module, layers.Chain) else None
+        if links is None or self.bf16 or not self.flat.is_cpu or len(list(self.module.parameters())) != len(
+            self.layout.names
+        ):
+            return None
+        trained = iter(zip(self.trained, torch.split(self.gradient, [p.numel() for p in self.trained]), strict=True))
+        places = {id(p): part for p, part in trained}
+        gradients = [
+            None if tensor is None else places.get(id(tensor)) for weight, bias, _ in links for tensor in (weight, bias)
+        ]
+        return Chain(links, gradients)
+
+    def record(self, images: Tensor) -> Outputs:
+        """The same as a call, in training: `differentiate` is to follow for a loss of what is returned."""
+        plan = self.chain.plan(images) if self.chain and self.forward is self.module else None
+        if self.chain is None or plan is None:
+            return self(images)
+        made = self.chain.forward(plan, images)
+        outputs = Outputs(made.logits.requires_grad_(), made.features.requires_grad_())
+        self._pass = made, outputs
+        return outputs
+
     def __call__(self, images: Tensor) -> Outputs:
         """Logits and features of images [B, ...] in the present mode (train or eval)."""
+        if self.chain is not None and not torch.is_grad_enabled() and self.forward is self.module:
+            plan = self.chain.plan(images)
+            if plan is not None:
+                return Outputs(*self.chain.apply(plan, images))
         if self.rounded is not None:
             with torch.autocast(images.device.type, torch.bfloat16, cache_enabled=False):
                 logits = self.forward(self.rounded.arrange(images)).float()
@@ -132,8 +165,15 @@ class Network:
         return cast(Tensor, features)
 
     def differentiate(self, loss: Tensor) -> None:
-        """The gradient of a loss, written into `gradient`; a parameter that has no part in it has zeros."""
-        gradients = torch.autograd.grad(loss, self.trained, allow_unused=True)
+        """The gradient of a loss, or of the mean of one for each sample [B], written into `gradient`; a parameter
+        that has no part in it has zeros."""
+        share = torch.full_like(loss, 1 / loss.numel())
+        if self._pass is not None and self.chain is not None:
+            made, outputs = self._pass
+            self._pass = None
+            self.chain.backward(made, *slopes(loss, share, outputs))
+            return
+        gradients = torch.autograd.grad(loss, self.trained, share, allow_unused=True)
         if self.rounded is not None:
             self.rounded.gather(gradients, self.gradient)
             return
@@ -173,6 +213,15 @@ class Network:
         if self._mode != (False, False):
             self.module.eval()
             self._mode = (False, False)
+
+
+def slopes(loss: Tensor, share: Tensor, outputs: Outputs) -> tuple[Tensor, Tensor | None]:
+    """The gradients of logits and features; a kernel's loss brings the first with it, and there is no second."""
+    known = slope_of(loss, outputs.logits)
+    if known is not None:
+        return share.unsqueeze(-1) * known, None
+    logits, features = torch.autograd.grad(loss, outputs, share, allow_unused=True)
+    return torch.zeros_like(outputs.logits) if logits is None else logits, features
 
 
 _TAPPED: dict[type[nn.Module], type[nn.Module]] = {}
