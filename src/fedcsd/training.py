@@ -15,7 +15,6 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedcsd import seeds
 from fedcsd.config import Settings
@@ -26,7 +25,7 @@ from fedcsd.engines import Batch, Loss, Task, Trained, batches
 from fedcsd.engines.eager import Eager, live
 from fedcsd.errors import Diverged
 from fedcsd.exchange import Notes, Reply, Request
-from fedcsd.kernels.vectors import look_up
+from fedcsd.kernels.vectors import cross_entropy, look_up
 from fedcsd.models import Factory
 from fedcsd.models.network import Network, Outputs
 from fedcsd.objectives import kl_divergence
@@ -367,7 +366,7 @@ class Site:
         self.begin(request.round)
         x, y, rows = self.blocks[number]
         logits = self.forward(self.frozen("outputs", request.values["weights"]), x, rows).logits
-        loss = float(F.cross_entropy(logits, y[rows], reduction="none").sum(dtype=torch.float64))
+        loss = float(cross_entropy(logits, y[rows]).sum(dtype=torch.float64))
         return Reply(number, len(rows), {"correct": logits.argmax(1) == y[rows]}, {"loss": (loss, len(rows))})
 
     def begin(self, round: int) -> None:

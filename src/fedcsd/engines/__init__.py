@@ -167,13 +167,11 @@ def checked(batch: Batch, result: Tensor | tuple[Tensor, Measured]) -> tuple[Ten
 def tally(sums: dict[str, Tensor], batch: Batch, result: Tensor | tuple[Tensor, Measured]) -> Tensor:
     """Add up what a loss gave for a batch; the loss is returned, one number a sample or their mean."""
     value, measured = checked(batch, result)
-    if value.dim():
-        add(sums, "train_loss", value.detach().sum())
-    else:
-        add(sums, "train_loss", value.detach(), len(batch.labels))
+    mean = value.mean() if value.dim() else value
+    add(sums, "train_loss", mean.detach(), len(batch.labels))
     for name, values in measured.items():
         add(sums, name, values.detach().sum())
-    return value
+    return mean
 
 
 def add(sums: dict[str, Tensor], name: str, value: Tensor, times: int = 1) -> None:
@@ -184,7 +182,7 @@ def add(sums: dict[str, Tensor], name: str, value: Tensor, times: int = 1) -> No
 
 def finish(network_flat: Tensor, sums: dict[str, Tensor]) -> tuple[dict[str, float], str]:
     """The sums as numbers, and what is wrong with them or with the weights; one wait for the device."""
-    finite = network_flat.isfinite().all().double()
+    finite = network_flat.abs().max().isfinite().double()  # NaN is the greatest of all
     *totals, whole = torch.stack([*sums.values(), finite]).tolist()
     found = dict(zip(sums, totals, strict=True))
     if not whole:

@@ -11,10 +11,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from fedcsd.kernels.build import library
-from fedcsd.kernels.convolution import How, Shape, _suits, memory, transformed
+from fedcsd.kernels.convolution import How, Shape, _suits, memory
 
 CHUNK = 64  # images that go through all layers at a time where no gradient is needed
 DENSE = 1 << 19  # weights of the largest matrix that is multiplied here
@@ -30,23 +29,17 @@ class Link(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """What going back needs of a batch that went forward."""
+    """A batch that went forward, and what going back needs of it."""
 
+    logits: Tensor
+    """the last layer's result [B, C]"""
+    features: Tensor
+    """what it was given [B, D]"""
     x: Tensor
     kept: Tensor
-    """the results of all layers, one after another, flat"""
+    """the results of the layers before, one after another, flat"""
     winners: Tensor
     plan: "Plan"
-
-    @property
-    def features(self) -> Tensor:
-        """what the last layer was given [B, D]"""
-        return self.kept[self.plan.features : self.plan.logits].view(len(self.x), -1)
-
-    @property
-    def logits(self) -> Tensor:
-        """its result [B, C]"""
-        return self.kept[self.plan.logits :].view(len(self.x), -1)
 
 
 class Chain:
@@ -60,52 +53,54 @@ class Chain:
         self.parameters, self.gradients = (_addresses(tensors) for tensors in self.held)
         wanted = [n // 2 for n, gradient in enumerate(gradients) if gradient is not None]
         self.lowest = min(wanted, default=len(links))
+        self.plans: dict[torch.Size, Plan | None] = {}
 
     def plan(self, x: Tensor) -> "Plan | None":
         """How x [B, …] goes through; None if the kernels do not do this, or do it more slowly than PyTorch."""
         if x.dtype is not torch.float32 or not x.is_cpu or type(x) is not Tensor or x.requires_grad:
             return None
-        if (
-            transformed()
-            or torch.compiler.is_compiling()
-            or torch.is_autocast_enabled("cpu")
-            or forward_ad._current_level >= 0
-        ):
-            return None
-        return _plan(x.shape, self.shapes)
+        if x.shape not in self.plans:
+            self.plans[x.shape] = _plan(x.shape, self.shapes)
+        return self.plans[x.shape]
 
     def apply(self, plan: "Plan", x: Tensor) -> tuple[Tensor, Tensor]:
         """Logits [B, C] and features [B, D], without a way back."""
         x = x.contiguous()
-        out, features = x.new_empty(len(x), plan.classes), x.new_empty(len(x), plan.width)
-        plan.apply(
-            x.data_ptr(), self.parameters, features.data_ptr(), out.data_ptr(), memory.at(plan.apply_scratch)
-        )
-        return out, features
+        logits, features = x.new_empty(plan.logits), x.new_empty(plan.features)
+        addresses = x.data_ptr(), self.parameters, features.data_ptr(), logits.data_ptr()
+        plan.apply(*addresses, memory.at(plan.apply_scratch))
+        return logits, features
 
     def forward(self, plan: "Plan", x: Tensor) -> Pass:
         x = x.contiguous()
-        kept = x.new_empty(plan.kept)
+        logits, features, kept = x.new_empty(plan.logits), x.new_empty(plan.features), x.new_empty(plan.kept)
         winners = torch.empty(plan.winners, dtype=torch.uint8, device="cpu")
         plan.forward(
-            x.data_ptr(), self.parameters, kept.data_ptr(), winners.data_ptr(), memory.at(plan.scratch)
-        )
-        return Pass(x, kept, winners, plan)
-
-    def backward(self, made: Pass, logits: Tensor, features: Tensor | None) -> None:
-        """Write the parameters' gradients, given those of logits and features."""
-        x, kept, winners, plan = made
-        logits, features = logits.contiguous(), None if features is None else features.contiguous()
-        plan.backward(
-            self.lowest,
             x.data_ptr(),
             self.parameters,
             kept.data_ptr(),
             winners.data_ptr(),
+            features.data_ptr(),
             logits.data_ptr(),
-            None if features is None else features.data_ptr(),
-            self.gradients,
             memory.at(plan.scratch),
+        )
+        return Pass(logits, features, x, kept, winners, plan)
+
+    def backward(self, made: Pass, slope: Tensor, also: Tensor | None) -> None:
+        """Write the parameters' gradients, given those of logits and features."""
+        slope, also = slope.contiguous(), None if also is None else also.contiguous()
+        made.plan.backward(
+            self.lowest,
+            made.x.data_ptr(),
+            self.parameters,
+            made.kept.data_ptr(),
+            made.winners.data_ptr(),
+            made.features.data_ptr(),
+            made.logits.data_ptr(),
+            slope.data_ptr(),
+            None if also is None else also.data_ptr(),
+            self.gradients,
+            memory.at(made.plan.scratch),
         )
 
 
@@ -115,12 +110,8 @@ class Plan(NamedTuple):
     forward: Callable[..., None]
     backward: Callable[..., None]
     apply: Callable[..., None]
-    features: int
-    """where features begin among the results"""
-    logits: int
-    """where logits begin"""
-    width: int
-    classes: int
+    features: tuple[int, int]
+    logits: tuple[int, int]
     scratch: int
     kept: int
     winners: int
@@ -141,15 +132,13 @@ def _plan(x: torch.Size, layers: tuple[tuple[torch.Size, torch.Size | None, How]
         shapes.append(shape)
     whole, few = _sized(shapes, x[0]), _sized(shapes, min(x[0], CHUNK))
     (scratch, kept, winners), (apply_scratch, *_) = _sizes(whole), _sizes(few)
-    count, width, classes = len(shapes), shapes[-1].C, shapes[-1].O
+    count = len(shapes)
     return Plan(
         partial(c.chain_forward, whole, count),
         partial(c.chain_backward, whole, count),
         partial(c.chain_apply, few, count, x[0]),
-        kept - x[0] * (classes + width),
-        kept - x[0] * classes,
-        width,
-        classes,
+        (x[0], shapes[-1].C),
+        (x[0], shapes[-1].O),
         scratch,
         kept,
         winners,
@@ -188,9 +177,9 @@ def _functions() -> Any:
     if c is not None:
         shape, pointer, number = ctypes.POINTER(Shape), ctypes.c_void_p, ctypes.c_int64
         c.chain_sizes.argtypes, c.chain_sizes.restype = [shape, number, pointer], None
-        c.chain_forward.argtypes, c.chain_forward.restype = [shape, number, *[pointer] * 5], None
+        c.chain_forward.argtypes, c.chain_forward.restype = [shape, number, *[pointer] * 7], None
         c.chain_apply.argtypes, c.chain_apply.restype = [shape, number, number, *[pointer] * 5], None
-        c.chain_backward.argtypes, c.chain_backward.restype = [shape, number, number, *[pointer] * 8], None
+        c.chain_backward.argtypes, c.chain_backward.restype = [shape, number, number, *[pointer] * 10], None
     return c
 
 

@@ -197,8 +197,6 @@ def _forward(
 
 
 class _Csd(Function):
-    brings_slope = True
-
     @staticmethod
     def forward(
         logits: Tensor, teacher: Tensor, prototypes: Tensor | None, labels: Tensor, how: How
@@ -210,6 +208,7 @@ class _Csd(Function):
         *tensors, ctx.how = inputs
         _, spread, slope = output
         ctx.save_for_backward(slope, *tensors)
+        ctx.first_is_slope = True  # see `vectors.slope_of`
         ctx.mark_non_differentiable(spread, slope)
         ctx.set_materialize_grads(False)
 

@@ -71,12 +71,11 @@ def _cross_entropy(logits: Tensor, labels: Tensor, *, slope: bool) -> tuple[Tens
 
 
 class _CrossEntropy(Function):
-    brings_slope = True
-
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
         loss, slope = _cross_entropy(logits, labels, slope=True)
         ctx.save_for_backward(slope, logits, labels)
+        ctx.first_is_slope = True
         return loss
 
     @staticmethod
@@ -94,7 +93,7 @@ def slope_of(loss: Tensor, logits: Tensor) -> Tensor | None:
     """d loss_n / d logits_n [B, C] of a loss [B] that is one kernel's result, which has computed it along with the
     loss: what autograd would come to, without asking it. None for any other loss."""
     node = loss.grad_fn
-    if node is None or not getattr(node, "brings_slope", False):
+    if node is None or not getattr(node, "first_is_slope", False):
         return None
     (source, _), *_ = node.next_functions
     return node.saved_tensors[0] if getattr(source, "variable", None) is logits else None

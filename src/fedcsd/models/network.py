@@ -86,7 +86,7 @@ class Network:
         self._buffers: list[tuple[nn.Module, str, Tensor]] = []
         self._mode: tuple[bool, bool] | None = None
         self._bind()
-        self._pass: tuple[Pass, Outputs] | None = None
+        self._pass: Pass | None = None
         self.chain = self._chain()
         self.rounded = Rounded(self, module) if bf16 else None
         self._integers = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
@@ -123,30 +123,24 @@ class Network:
     def _chain(self) -> Chain | None:
         """The model for the kernels, if it is one for them."""
         links = self.module.links() if isinstance(self.module, layers.Chain) else None
-        if links is None or self.bf16 or not self.flat.is_cpu or len(list(self.module.parameters())) != len(
-            self.layout.names
-        ):
+        if links is None or self.bf16 or not self.flat.is_cpu:
             return None
-        trained = iter(zip(self.trained, torch.split(self.gradient, [p.numel() for p in self.trained]), strict=True))
-        places = {id(p): part for p, part in trained}
-        gradients = [
-            None if tensor is None else places.get(id(tensor)) for weight, bias, _ in links for tensor in (weight, bias)
-        ]
-        return Chain(links, gradients)
+        parts = torch.split(self.gradient, [p.numel() for p in self.trained])
+        places = {id(p): part for p, part in zip(self.trained, parts, strict=True)}
+        tensors = [tensor for weight, bias, _ in links for tensor in (weight, bias)]
+        return Chain(links, [places.get(id(tensor)) for tensor in tensors])
 
     def record(self, images: Tensor) -> Outputs:
-        """The same as a call, in training: `differentiate` is to follow for a loss of what is returned."""
-        plan = self.chain.plan(images) if self.chain and self.forward is self.module else None
+        """The same as a call, for a training step: `differentiate` follows, for a loss of what is returned."""
+        plan = self.chain.plan(images) if self.chain is not None else None
         if self.chain is None or plan is None:
             return self(images)
-        made = self.chain.forward(plan, images)
-        outputs = Outputs(made.logits.requires_grad_(), made.features.requires_grad_())
-        self._pass = made, outputs
-        return outputs
+        self._pass = made = self.chain.forward(plan, images)
+        return Outputs(made.logits.requires_grad_(), made.features.requires_grad_())
 
     def __call__(self, images: Tensor) -> Outputs:
         """Logits and features of images [B, ...] in the present mode (train or eval)."""
-        if self.chain is not None and not torch.is_grad_enabled() and self.forward is self.module:
+        if self.chain is not None and not torch.is_grad_enabled():
             plan = self.chain.plan(images)
             if plan is not None:
                 return Outputs(*self.chain.apply(plan, images))
@@ -167,13 +161,12 @@ class Network:
     def differentiate(self, loss: Tensor) -> None:
         """The gradient of a loss, or of the mean of one for each sample [B], written into `gradient`; a parameter
         that has no part in it has zeros."""
-        share = torch.full_like(loss, 1 / loss.numel())
         if self._pass is not None and self.chain is not None:
-            made, outputs = self._pass
-            self._pass = None
-            self.chain.backward(made, *slopes(loss, share, outputs))
+            made, self._pass = self._pass, None
+            self.chain.backward(made, *slopes(loss, made.logits, made.features))
             return
-        gradients = torch.autograd.grad(loss, self.trained, share, allow_unused=True)
+        mean = loss.mean() if loss.dim() else loss
+        gradients = torch.autograd.grad(mean, self.trained, allow_unused=True)
         if self.rounded is not None:
             self.rounded.gather(gradients, self.gradient)
             return
@@ -215,13 +208,14 @@ class Network:
             self._mode = (False, False)
 
 
-def slopes(loss: Tensor, share: Tensor, outputs: Outputs) -> tuple[Tensor, Tensor | None]:
-    """The gradients of logits and features; a kernel's loss brings the first with it, and there is no second."""
-    known = slope_of(loss, outputs.logits)
+def slopes(loss: Tensor, logits: Tensor, features: Tensor) -> tuple[Tensor, Tensor | None]:
+    """The gradients of logits and features; a loss that is a kernel's result brings its own along."""
+    known = slope_of(loss, logits)
     if known is not None:
-        return share.unsqueeze(-1) * known, None
-    logits, features = torch.autograd.grad(loss, outputs, share, allow_unused=True)
-    return torch.zeros_like(outputs.logits) if logits is None else logits, features
+        return known * (1 / len(loss)), None
+    mean = loss.mean() if loss.dim() else loss
+    first, second = torch.autograd.grad(mean, (logits, features), allow_unused=True)
+    return torch.zeros_like(logits) if first is None else first, second
 
 
 _TAPPED: dict[type[nn.Module], type[nn.Module]] = {}
