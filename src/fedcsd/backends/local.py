@@ -197,7 +197,7 @@ class LocalBackend:
     def _send(self, lane: Lane, number: int, request: Request, item: int, state: Values) -> bool:
         """Give a lane an item, and with the first of a request the request."""
         header: dict[str, Any] = {"item": item}
-        values = {}
+        values: Values = {}
         if lane.request != number:
             header |= {"round": request.round, "function": request.function}
             values = request.values

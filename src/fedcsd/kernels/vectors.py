@@ -92,7 +92,7 @@ _apply: Any = super(Function, _CrossEntropy).apply  # `Function.apply` without i
 def slope_of(loss: Tensor, logits: Tensor) -> Tensor | None:
     """d loss_n / d logits_n [B, C] of a loss [B] that is one kernel's result, which has computed it along with the
     loss: what autograd would come to, without asking it. None for any other loss."""
-    node = loss.grad_fn
+    node: Any = loss.grad_fn
     if node is None or not getattr(node, "first_is_slope", False):
         return None
     (source, _), *_ = node.next_functions

@@ -11,6 +11,12 @@ from fedcsd.models.layers import Chain, ConvPool, Dense
 class SimpleCNN(Chain):
     """Images [B, C, H, W] to logits [B, classes]; the features are the 84 of `fc2`."""
 
+    conv1: ConvPool
+    conv2: ConvPool
+    fc1: Dense
+    fc2: Dense
+    classifier: Dense
+
     def __init__(self, shape: Sequence[int], classes: int):
         if len(shape) != 3 or min(shape[1:]) < 16:
             raise UserError(
