@@ -1,6 +1,6 @@
 """Values as bytes and back: safetensors for tensors, JSON for numbers, never pickle.
 
-The same form goes through the pipes to worker processes and into checkpoint files.
+Checkpoint files have this form; messages to worker processes have the same entries (`backends.frames`).
 """
 
 import json
@@ -36,10 +36,18 @@ def finite(value: Any) -> Any:
 
 def pack(header: Mapping[str, Any], values: Mapping[str, Value], *, checksum: bool = False) -> bytes:
     """One safetensors blob: `header` is any JSON, `values` tensors, weights and numbers by name."""
+    described_tensors, entries = described(values)
+    storages: set[int] = set()
+    tensors = {name: _own(tensor, storages) for name, tensor in described_tensors.items()}
+    body = json.dumps({"header": header, "values": entries})
+    return save(tensors, {"fedcsd": body} | ({"crc32": _checksum(body, tensors)} if checksum else {}))
+
+
+def described(values: Mapping[str, Value]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Values as tensors on the CPU, by name, and what else there is to know of each, as JSON."""
     tensors: dict[str, Tensor] = {}
     entries: dict[str, Any] = {}
     written: dict[int, str] = {}
-    storages: set[int] = set()
     for name, value in values.items():
         if isinstance(value, (np.bool_, np.integer, np.floating)):
             value = value.item()
@@ -54,18 +62,30 @@ def pack(header: Mapping[str, Any], values: Mapping[str, Value], *, checksum: bo
         # Two names may mean one tensor (the first teacher is the global model): write it once.
         key = written.setdefault(id(tensor), name)
         if key == name:
-            tensors[name] = _own(tensor, storages)
+            tensors[name] = tensor.detach().cpu()
         entries[name] = {"tensor": key}
         if isinstance(value, Weights):
             entries[name] |= {"token": value.token, "recipe": value.recipe}
-    body = json.dumps({"header": header, "values": entries})
-    return save(tensors, {"fedcsd": body} | ({"crc32": _checksum(body, tensors)} if checksum else {}))
+    return tensors, entries
+
+
+def restored(entries: Mapping[str, Any], tensors: Mapping[str, Tensor], layout: Layout) -> dict[str, Value]:
+    """The values that `described` took apart."""
+    values: dict[str, Value] = {}
+    for name, entry in entries.items():
+        if "number" in entry:
+            values[name] = entry["number"]
+            continue
+        tensor = tensors[entry["tensor"]]
+        recipe = tuple(entry["recipe"]) if entry.get("recipe") else None
+        values[name] = Weights(layout, tensor, entry["token"], recipe) if "token" in entry else tensor
+    return values
 
 
 def _own(tensor: Tensor, storages: set[int]) -> Tensor:
-    """The tensor on the CPU with its numbers to itself; a view of something larger, or of something
-    that is written already, is copied."""
-    tensor = tensor.detach().cpu().contiguous()
+    """The tensor with its numbers to itself; a view of something larger, or of something that is written
+    already, is copied."""
+    tensor = tensor.contiguous()
     storage = tensor.untyped_storage()
     if storage.nbytes() == tensor.nbytes and storage.data_ptr() not in storages:
         storages.add(storage.data_ptr())
@@ -84,15 +104,7 @@ def unpack(blob: bytes, layout: Layout) -> tuple[dict[str, Any], dict[str, Value
         body = json.loads(metadata["fedcsd"])
     except (SafetensorError, ValueError, KeyError) as error:
         raise Torn(f"not a complete fedcsd blob: {error}") from error
-    values: dict[str, Value] = {}
-    for name, entry in body["values"].items():
-        if "number" in entry:
-            values[name] = entry["number"]
-            continue
-        tensor = tensors[entry["tensor"]]
-        recipe = tuple(entry["recipe"]) if entry.get("recipe") else None
-        values[name] = Weights(layout, tensor, entry["token"], recipe) if "token" in entry else tensor
-    return body["header"], values
+    return body["header"], restored(body["values"], tensors, layout)
 
 
 def header_of(path: Path) -> dict[str, Any]:

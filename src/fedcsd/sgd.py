@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedcsd.config import Settings
+from fedcsd.kernels.vectors import sgd_step
 
 Gradient = Callable[..., object]
 """Changes the flat gradient in place before each step: called with (parameters, gradient), or with
@@ -22,6 +23,10 @@ class Sgd:
     def __init__(self, parameters: Tensor, gradient: Tensor, settings: Settings):
         self.parameters, self.gradient, self.settings = parameters, gradient, settings
         self.momentum = torch.zeros_like(parameters) if settings.momentum else gradient
+        velocity = self.momentum if settings.momentum else None
+        self._compiled = sgd_step(
+            parameters, gradient, velocity, settings.lr, settings.momentum, settings.weight_decay
+        )
 
     def start(self) -> None:
         if self.settings.momentum:
@@ -36,6 +41,9 @@ class Sgd:
                 raise TypeError(
                     "gradient= must change the gradient in place, such as gradient.add_(…): it gave another tensor, which would be lost"
                 )
+        if self._compiled is not None:
+            self._compiled()
+            return
         if settings.weight_decay:
             self.gradient.add_(self.parameters, alpha=settings.weight_decay)
         if settings.momentum:

@@ -16,7 +16,6 @@ from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from fedcsd import seeds
 from fedcsd.config import Settings
@@ -27,6 +26,7 @@ from fedcsd.engines import Batch, Loss, Task, Trained, batches
 from fedcsd.engines.eager import Eager, live
 from fedcsd.errors import Diverged
 from fedcsd.exchange import Notes, Reply, Request
+from fedcsd.kernels.vectors import cross_entropy, look_up
 from fedcsd.models import Factory
 from fedcsd.models.network import Network, Outputs
 from fedcsd.objectives import kl_divergence
@@ -279,8 +279,14 @@ class Site:
 
     def images(self, rows: Tensor, numbers: Tensor | None) -> Tensor:
         """Training images [B, ...], augmented as the numbers say, as a model sees them."""
-        pixels = self.data.x_train.index_select(0, rows)
-        return self.data.images(pixels if numbers is None else self.augmentation(pixels, numbers))
+        if numbers is None:
+            return self.plain(self.data.x_train, rows)
+        return self.data.images(self.augmentation(self.data.x_train.index_select(0, rows), numbers))
+
+    def plain(self, x: Tensor, rows: Tensor) -> Tensor:
+        """These rows of training or test images as a model sees them."""
+        found = None if self.data.table is None else look_up(x, rows, self.data.table)
+        return self.data.images(x.index_select(0, rows)) if found is None else found
 
     def network(self, name: str) -> Network:
         """The site's copy of the model for this use, made on first use."""
@@ -302,7 +308,7 @@ class Site:
         """Outputs for many images, without gradients."""
         with torch.no_grad():
             return _concatenate(
-                [network(self.data.images(x[part])) for part in torch.split(rows, self.forward_batch)]
+                [network(self.plain(x, part)) for part in torch.split(rows, self.forward_batch)]
             )
 
     def local_outputs(self, weights: Weights, number: int) -> Outputs:
@@ -373,7 +379,7 @@ class Site:
         self.begin(request.round)
         x, y, rows = self.blocks[number]
         logits = self.forward(self.frozen("outputs", request.values["weights"]), x, rows).logits
-        loss = float(F.cross_entropy(logits, y[rows], reduction="none").sum(dtype=torch.float64))
+        loss = float(cross_entropy(logits, y[rows]).sum(dtype=torch.float64))
         return Reply(number, len(rows), {"correct": logits.argmax(1) == y[rows]}, {"loss": (loss, len(rows))})
 
     def begin(self, round: int, cohort: Sequence[int] = (), values: Values | None = None) -> None:

@@ -23,10 +23,9 @@ from typing import Any
 import torch
 import torch.multiprocessing  # lets tensors go to spawned processes in shared memory
 
-from fedcsd.backends import in_short
+from fedcsd.backends import frames, in_short
 from fedcsd.errors import MethodFailed, RunStopped
 from fedcsd.exchange import Reply, Request
-from fedcsd.packing import pack, unpack
 from fedcsd.training import Site
 from fedcsd.weights import Layout, Values, Weights
 
@@ -51,12 +50,14 @@ def one_thread() -> Iterator[None]:
 
 
 class Lane:
-    """A worker process and the pipe to it."""
+    """A worker process, the pipe to it, and memory that it shares if it is forked."""
 
-    def __init__(self, context: BaseContext, site: Site):
+    def __init__(self, context: BaseContext, site: Site, layout: Layout):
         self.pipe, theirs = context.Pipe()
+        forked = context.get_start_method() == "fork"
+        self.shared = frames.Shared(frames.room(layout)) if forked else None
         self.process = context.Process(  # type: ignore[attr-defined]
-            target=serve, args=(theirs, self.pipe, site), daemon=True
+            target=serve, args=(theirs, self.pipe, site, self.shared), daemon=True
         )
         self.process.start()
         theirs.close()
@@ -69,7 +70,7 @@ class Lane:
         self.process.join()
 
 
-def serve(pipe: Connection, theirs: Connection, site: Site) -> None:
+def serve(pipe: Connection, theirs: Connection, site: Site, shared: frames.Shared | None) -> None:
     """A lane's life: answer until the other end is gone. Runs in the worker process."""
     theirs.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
@@ -81,26 +82,39 @@ def serve(pipe: Connection, theirs: Connection, site: Site) -> None:
     request = Request(0, "", {})
     with suppress(EOFError, OSError):
         while True:
-            header, values = unpack(pipe.recv_bytes(), layout)
+            header, values, _ = frames.read(pipe.recv_bytes(), layout, shared)
+            parts = parted(values)
             if "function" in header:
-                request = Request(header["round"], header["function"], values)
-                continue
-            pipe.send_bytes(_answer(site, request, header["item"], values))
+                request = Request(header["round"], header["function"], parts["v"])
+            pipe.send_bytes(_answer(site, request, header["item"], parts["s"], shared))
 
 
-def _answer(site: Site, request: Request, item: int, state: Values) -> bytes:
+def parted(values: Values) -> dict[str, dict[str, Any]]:
+    """Named values ("v") and a client's state ("s"), which travel together."""
+    parts: dict[str, dict[str, Any]] = {"v": {}, "s": {}}
+    for name, value in values.items():
+        parts[name[0]][name[2:]] = value
+    return parts
+
+
+def joined(values: Values, state: Values) -> dict[str, Any]:
+    return {f"v.{name}": value for name, value in values.items()} | {
+        f"s.{name}": value for name, value in state.items()
+    }
+
+
+def _answer(site: Site, request: Request, item: int, state: Values, shared: frames.Shared | None) -> bytes:
     try:
         reply = (
             site.evaluate(request, item)
             if request.function == "evaluate"
             else site.answer(request, item, state)
         )
-        values = {f"v.{name}": value for name, value in reply.values.items()}
-        values |= {f"s.{name}": value for name, value in reply.state.items()}
         header = {"item": item, "samples": reply.samples, "notes": reply.notes, "problem": reply.problem}
-        return pack(header, values)
+        return frames.write(header, joined(reply.values, reply.state), shared)
     except Exception as error:
-        return pack({"item": item, "error": in_short(error), "traceback": traceback.format_exc()}, {})
+        header = {"item": item, "error": in_short(error), "traceback": traceback.format_exc()}
+        return frames.write(header, {}, None)
 
 
 def _follow_parent() -> None:
@@ -124,7 +138,7 @@ class LocalBackend:
         self.homes: dict[int, Lane] = {}
         self.round = -1
         self.remembered = False  # whether lanes know something of this request's clients
-        self.lanes = [Lane(self.context, site) for _ in range(workers or cores())]
+        self.lanes = [Lane(self.context, site, layout) for _ in range(workers or cores())]
 
     def ask(self, request: Request, clients: Sequence[int], states: Mapping[int, Values]) -> Iterator[Reply]:
         if request.round != self.round:
@@ -149,7 +163,6 @@ class LocalBackend:
     def _replies(
         self, number: int, request: Request, items: Sequence[int], states: Mapping[int, Values]
     ) -> Iterator[Reply]:
-        blob = pack({"round": request.round, "function": request.function}, request.values)
         waiting, deaths = deque(items), Counter[int]()
         ready: dict[int, tuple[Reply, int]] = {}
         for head in items:
@@ -159,14 +172,14 @@ class LocalBackend:
                     if lane.item is None and waiting and (not full or head in waiting):
                         item = head if full else self._choose(lane, waiting, request.function)
                         waiting.remove(item)
-                        if not self._send(lane, number, blob, item, states.get(item, {})):
+                        if not self._send(lane, number, request, item, states.get(item, {})):
                             self._bury(lane, number, deaths, waiting)
                 for lane, answer in self._collect():
                     if answer is None:
                         self._bury(lane, number, deaths, waiting)
                     elif lane.request == number:  # else it is left over from a request given up
-                        reply = self._reply(answer)
-                        ready[reply.client] = reply, len(answer)
+                        reply, size = self._reply(answer, lane.shared)
+                        ready[reply.client] = reply, size
             yield ready.pop(head)[0]
 
     def _choose(self, lane: Lane, waiting: deque[int], function: str) -> int:
@@ -183,12 +196,16 @@ class LocalBackend:
         self.homes[item] = lane
         return item
 
-    def _send(self, lane: Lane, number: int, blob: bytes, item: int, state: Values) -> bool:
-        known, lane.request, lane.item = lane.request == number, number, item
+    def _send(self, lane: Lane, number: int, request: Request, item: int, state: Values) -> bool:
+        """Give a lane an item, and with the first of a request the request."""
+        header: dict[str, Any] = {"item": item}
+        values: Values = {}
+        if lane.request != number:
+            header |= {"round": request.round, "function": request.function}
+            values = request.values
+        lane.request, lane.item = number, item
         try:
-            if not known:
-                lane.pipe.send_bytes(blob)
-            lane.pipe.send_bytes(pack({"item": item}, state))
+            lane.pipe.send_bytes(frames.write(header, joined(values, state), lane.shared))
         except OSError:
             return False
         return True
@@ -207,17 +224,18 @@ class LocalBackend:
             lane.item = None
             yield lane, answer
 
-    def _reply(self, answer: bytes) -> Reply:
-        header, values = unpack(answer, self.layout)
+    def _reply(self, answer: bytes, shared: frames.Shared | None) -> tuple[Reply, int]:
+        """A reply, and the bytes it takes."""
+        header, values, size = frames.read(answer, self.layout, shared)
         if "error" in header:
             error = MethodFailed(f"client {header['item']} failed: {header['error']}")
             error.add_note(header["traceback"])
             raise error
-        parts: dict[str, dict[str, Any]] = {"v": {}, "s": {}}
-        for name, value in values.items():
-            parts[name[0]][name[2:]] = value
+        parts = parted(values)
         notes = {name: (total, count) for name, (total, count) in header["notes"].items()}
-        return Reply(header["item"], header["samples"], parts["v"], notes, parts["s"], header["problem"])
+        return Reply(
+            header["item"], header["samples"], parts["v"], notes, parts["s"], header["problem"]
+        ), size
 
     def _bury(self, lane: Lane, number: int, deaths: Counter[int], waiting: deque[int]) -> None:
         """Replace a lane that died and put its client back, at most a few times."""
@@ -234,4 +252,4 @@ class LocalBackend:
                     f"the worker process for client {item} died {DEATHS} times ({why}): try fewer --workers or a smaller --batch-size"
                 )
             waiting.appendleft(item)
-        self.lanes[self.lanes.index(lane)] = Lane(self.context, self.site)
+        self.lanes[self.lanes.index(lane)] = Lane(self.context, self.site, self.layout)

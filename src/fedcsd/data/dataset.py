@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from hashlib import blake2b
 from typing import Any
 
@@ -158,6 +159,14 @@ class Dataset:
         if self.scale is None or self.shift is None:
             return x
         return torch.addcmul(self.shift, x.float(), self.scale)
+
+    @cached_property
+    def table(self) -> Tensor | None:
+        """What each of the 256 values becomes, by channel [C, 256]; None for data that is used as it is."""
+        if self.scale is None or self.shift is None:
+            return None
+        values = torch.arange(256, device=self.scale.device).float()
+        return torch.addcmul(self.shift.reshape(-1, 1), values, self.scale.reshape(-1, 1)).contiguous()
 
     def example(self) -> Tensor:
         """Two images, to try a model on."""

@@ -1,11 +1,9 @@
 """Step after step, each operation started when its turn comes: what CPU lanes do."""
 
-import math
-
 import torch
 from torch import Tensor
 
-from fedcsd.engines import Batch, Task, Trained, batches, finish, looked_up, tally
+from fedcsd.engines import Batch, Measured, Task, Trained, batches, checked, finish, looked_up
 from fedcsd.models.network import Network, Outputs
 from fedcsd.sgd import Sgd
 
@@ -22,22 +20,27 @@ class Eager:
         network.load(task.weights)
         client.site.seed(task.seed)
         sgd = self._optimizer(network, task)
-        sums: dict[str, Tensor] = {}
+        kept: dict[str, list[Tensor]] = {}
         steps = 0
         for epoch, order in enumerate(task.order().to(client.site.device)):
             numbers = task.numbers(epoch)
-            for part in batches(order, settings.batch_size):
-                images = client.images(part, numbers)
+            lists = (
+                batches(each, settings.batch_size)
+                for each in (order, client.rows[order], client.labels[order])
+            )
+            for part, rows, labels in zip(*lists, strict=True):
+                images = client.site.images(rows, None if numbers is None else numbers[part])
                 network.train(single=len(part) == 1)
                 frozen = looked_up(task.known, part) | run_live(task, images)
-                batch = Batch(*network(images), client.labels[part], frozen, task.given)
-                network.differentiate(tally(sums, batch, task.loss(batch)))
+                batch = Batch(*network.record(images), labels, frozen, task.given)
+                network.differentiate(keep(kept, batch, task.loss(batch)))
                 sgd.step(task.change, task.given)
                 network.refresh()
                 steps += 1
-            if not math.isfinite(sums["train_loss"].item()):
+            if not torch.cat(kept["train_loss"]).sum().isfinite():
                 where = f"the loss is no longer finite in local epoch {epoch + 1}"
                 return Trained(task.weights, steps, diverged=where)
+        sums = {name: torch.cat(some).sum(dtype=torch.float64) for name, some in kept.items()}
         totals, diverged = finish(network.flat, sums)
         return Trained(network.weights(), steps, totals, diverged)
 
@@ -46,6 +49,16 @@ class Eager:
             self._sgd = Sgd(network.parameters, network.gradient, task.client.settings)
         self._sgd.start()
         return self._sgd
+
+
+def keep(kept: dict[str, list[Tensor]], batch: Batch, result: Tensor | tuple[Tensor, Measured]) -> Tensor:
+    """Put down what a loss gave for a batch, to be added up at the end; the loss is returned."""
+    value, measured = checked(batch, result)
+    seen = value.detach()
+    kept.setdefault("train_loss", []).append(seen if seen.dim() else seen.expand(len(batch.labels)))
+    for name, values in measured.items():
+        kept.setdefault(name, []).append(values.detach())
+    return value
 
 
 def run_live(task: Task, images: Tensor) -> dict[str, Outputs]:

@@ -20,7 +20,10 @@ from fedcsd.data.cache import cache_folder, replace_file
 from fedcsd.errors import UserError, note
 
 FOLDER = Path(__file__).parent
-SOURCES = [FOLDER / name for name in ("lanes.h", "convolution.c", "csd.c")]
+SOURCES = [
+    FOLDER / name
+    for name in ("lanes.h", "shape.h", "convolution.c", "dense.c", "chain.c", "csd.c", "vectors.c")
+]
 FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-shared", "-fPIC")
 
 _lock = threading.Lock()

@@ -10,11 +10,9 @@ h = H + 2P − K + 1 and q = W + 2P − K + 1; pooled p × r with p = h / S, r =
 An image's result does not depend on the other images of its batch. Sums over images (the gradients of
 w and bias) are made block by block, in one order. */
 
-#include "lanes.h"
+#include "shape.h"
 
 #define BAND 32768  /* bytes of the gradient that shall lie in the first cache */
-
-typedef struct { int64_t B, C, H, W, O, K, P, S, relu; } shape;
 
 /* What follows from a shape: the padded image, the convolution, the pooled result, and in numbers an
 image, a padded image (0 without padding), a result and a kernel. `side` zeros stand beside each row of

@@ -180,3 +180,26 @@ int64_t csd(const problem *s, const float *logits, const float *teacher, const f
     }
     return -1;
 }
+
+/* loss = −log softmax(z)_y and its slope softmax(z) − onehot(y) (null where nobody asks): logits, slope [N, C],
+labels, loss [N]. Returns as `csd` does. */
+int64_t cross_entropy(int64_t N, int64_t C, const float *logits, const int64_t *labels, float *loss, float *slope,
+                      vec *scratch) {
+    for (int64_t n = 0; n < N; n++) if (labels[n] < 0 || labels[n] >= C) return n;
+    vec *z = scratch, *p = z + C;
+    for (int64_t first = 0; first < N; first += LANES) {
+        int64_t n = N - first < LANES ? N - first : LANES;
+        gather(logits + first * C, n, C, z);
+        ivec label = {0};
+        vec true_z, most = greatest(z, C);
+        for (int i = 0; i < n; i++) label[i] = (int32_t)labels[first + i];
+        for (int i = 0; i < LANES; i++) true_z[i] = z[label[i]][i];
+        vec total = exponentials(z, C, most, 1, p), result = logarithm(total) - (true_z - most);
+        memcpy(loss + first, &result, n * sizeof(float));
+        if (!slope) continue;
+        vec share = 1 / total;
+        for (int64_t c = 0; c < C; c++) p[c] = p[c] * share - pick(label == (int32_t)c, splat(1), splat(0));
+        scatter(p, n, C, slope + first * C);
+    }
+    return -1;
+}

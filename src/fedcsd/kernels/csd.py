@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 from torch.nn import Parameter
-from torch.nn import functional as F
 
 from fedcsd.kernels.build import library, switched_off
 from fedcsd.kernels.convolution import memory, transformed
+from fedcsd.kernels.vectors import cross_entropy
 from fedcsd.objectives.csd import Mask, Scale, Target, csd_target, masked_distillation
 from fedcsd.objectives.distillation import entropy
 
@@ -84,7 +84,7 @@ def plain(
         logits, teacher, prototypes, tau=tau, similarity=similarity, target=target, similarity_scale=scale
     )
     distillation = masked_distillation(q, logits, teacher, labels, tau=tau, mask=mask)
-    loss = F.cross_entropy(logits, labels, reduction="none") + mu * distillation
+    loss = cross_entropy(logits, labels) + mu * distillation
     return loss, entropy(q) / log(q.shape[1])
 
 
@@ -208,6 +208,7 @@ class _Csd(Function):
         *tensors, ctx.how = inputs
         _, spread, slope = output
         ctx.save_for_backward(slope, *tensors)
+        ctx.first_is_slope = True  # see `vectors.slope_of`
         ctx.mark_non_differentiable(spread, slope)
         ctx.set_materialize_grads(False)
 

@@ -5,14 +5,13 @@ from math import prod
 
 from torch import nn
 
+from fedcsd.models.layers import Chain, Dense
+
 
 def mlp(shape: Sequence[int], classes: int) -> nn.Module:
     """Two hidden layers of 128 and 64 with ReLU, on data of any shape."""
-    return nn.Sequential(
-        nn.Flatten(),
-        nn.Linear(prod(shape), 128),
-        nn.ReLU(),
-        nn.Linear(128, 64),
-        nn.ReLU(),
-        nn.Linear(64, classes),
+    return Chain(
+        hidden1=Dense(prod(shape), 128),
+        hidden2=Dense(128, 64),
+        classifier=Dense(64, classes, relu=False),
     )

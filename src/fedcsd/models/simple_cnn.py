@@ -2,34 +2,35 @@
 
 from collections.abc import Sequence
 
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from fedcsd.errors import UserError
-from fedcsd.models.layers import ConvPool
+from fedcsd.models.layers import Chain, ConvPool, Dense
 
 
-class SimpleCNN(nn.Module):
+class SimpleCNN(Chain):
+    """Images [B, C, H, W] to logits [B, classes]; the features are the 84 of `fc2`."""
+
+    conv1: ConvPool
+    conv2: ConvPool
+    fc1: Dense
+    fc2: Dense
+    classifier: Dense
+
     def __init__(self, shape: Sequence[int], classes: int):
-        super().__init__()
         if len(shape) != 3 or min(shape[1:]) < 16:
             raise UserError(
                 f"simple_cnn needs images of at least 16×16, these are {'×'.join(map(str, shape))}: use --model mlp"
             )
         channels, height, width = shape
         side_h, side_w = ((((side - 4) // 2) - 4) // 2 for side in (height, width))
-        self.conv1 = ConvPool(channels, 6, 5)
-        self.conv2 = ConvPool(6, 16, 5)
-        self.fc1 = nn.Linear(16 * side_h * side_w, 120)
-        self.fc2 = nn.Linear(120, 84)
-        self.classifier = nn.Linear(84, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Images [B, C, H, W] to logits [B, classes]; the features are the 84 of `fc2`."""
-        x = self.conv2(self.conv1(x))  # each with its pooling and ReLU
-        x = F.relu(self.fc1(x.flatten(1)))
-        x = F.relu(self.fc2(x))
-        return self.classifier(x)  # type: ignore[no-any-return]
+        super().__init__(
+            conv1=ConvPool(channels, 6, 5),
+            conv2=ConvPool(6, 16, 5),
+            fc1=Dense(16 * side_h * side_w, 120),
+            fc2=Dense(120, 84),
+            classifier=Dense(84, classes, relu=False),
+        )
 
 
 def simple_cnn(shape: Sequence[int], classes: int) -> nn.Module:
