@@ -5,9 +5,8 @@ one copy of the model to train and one for each frozen network, used for one cli
 """
 
 import copy
-import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -29,7 +28,7 @@ from fedcsd.exchange import Notes, Reply, Request
 from fedcsd.models import Factory
 from fedcsd.models.network import Network, Outputs
 from fedcsd.objectives import kl_divergence
-from fedcsd.sgd import Gradient
+from fedcsd.sgd import Gradient, with_given
 from fedcsd.weights import Values, Weights
 
 __all__ = ["Batch", "Client", "Loss", "Site"]
@@ -37,6 +36,11 @@ __all__ = ["Batch", "Client", "Loss", "Site"]
 FORWARD_BATCH = 500  # images at a time where no gradient is needed; fixed, since sums depend on it
 FORWARD_BYTES = 1 << 26  # of images at a time on a GPU, which is only busy with many
 PROBE = 1000  # test images on which drift is measured
+OWN_PROBE = 250  # of a client's training samples on which its models are compared
+
+Observer = Callable[["Client", Weights, Weights], Mapping[str, Tensor]]
+"""Looks on in local training: called after each epoch with the client, the weights it started from and
+those it has now. What it gives goes back with the reply, epoch after epoch: `observed.NAME` [epochs, ...]."""
 
 
 class Engine(Protocol):
@@ -58,6 +62,7 @@ class Client:
     def __post_init__(self) -> None:
         self._noted: dict[str, tuple[Tensor | float, Tensor | float]] = {}
         self._trainings = 0
+        self._observed: list[Mapping[str, Tensor]] = []
         self.rows = self.site.parts[self.number]
         self.samples = len(self.rows)
         self.classes = self.site.data.classes
@@ -139,11 +144,14 @@ class Client:
             live = {name: self.site.frozen(name, w) for name, w in frozen.items()}
         # A round's teacher says the same of the same image every epoch: it is asked once.
         known = {} if live else {name: self.outputs(w) for name, w in frozen.items()}
-        change = gradient if gradient is None or _takes_given(gradient) else Plain(gradient)
+        change = None if gradient is None else with_given(gradient)
         purpose, seed = f"batches{again}", self._torch_seed(f"training{again}")
         if live:
             self.beside = Stream(self._torch_seed("frozen"))
-        task = Task(self, weights, loss, change, given, known, live, frozen_mode == "train", purpose, seed)
+        # What is observed is the round's model, not a personal one beside it or a second training of it.
+        observed = self.site.observer is not None and not name and not again
+        train_mode = frozen_mode == "train"
+        task = Task(self, weights, loss, change, given, known, live, train_mode, purpose, seed, observed)
         trained = self.engine.train(task)
         if trained.diverged:
             raise Diverged(f"client {self.number}: {trained.diverged}")
@@ -152,6 +160,18 @@ class Client:
         if not name:
             self._note_local_model(weights, trained.weights)
         return {"weights": trained.weights, "steps": trained.steps}
+
+    def observe(self, start: Weights, now: Weights) -> None:
+        """An epoch of local training is done, and somebody looks on."""
+        if self.site.observer is not None:
+            with Stream():
+                self._observed.append(self.site.observer(self, start, now))
+
+    @property
+    def observed(self) -> dict[str, Tensor]:
+        """What was seen after each epoch: by name [epochs, ...]."""
+        names = self._observed[0] if self._observed else {}
+        return {f"observed.{name}": torch.stack([seen[name] for seen in self._observed]) for name in names}
 
     def order(self, purpose: str, epoch: int) -> Tensor:
         """The client's samples as an epoch goes through them, on the CPU [samples]."""
@@ -183,8 +203,8 @@ class Client:
         return float((logits.argmax(1) == y[rows]).double() @ shares)
 
     def _note_local_model(self, before: Weights, after: Weights) -> None:
-        """The trained local model: on what this client holds out, and how far it moved on test images
-        that belong to no client."""
+        """The trained local model: on what this client holds out, how far it moved on test images that
+        belong to no client, and beside the one it started from on this client's training data."""
         site, data = self.site, self.site.data
         rows = site.held[self.number] if site.held else self.rows[:0]
         if not len(rows) and not self.settings.track_drift:
@@ -200,20 +220,10 @@ class Client:
         self.note("logit_drift", kl_divergence(start.logits, end.logits))
         self.note("feature_drift", (end.features - start.features).norm(dim=1))
         self.note("local_accuracy", (end.logits.argmax(1) == data.y_test[site.probe_rows]).float())
-
-
-class Plain:
-    """A change of the gradient that takes no `given`, as one that does."""
-
-    def __init__(self, change: Gradient):
-        self.change = change
-
-    def __call__(self, parameters: Tensor, gradient: Tensor, given: Mapping[str, Tensor]) -> object:
-        return self.change(parameters, gradient)
-
-
-def _takes_given(change: Gradient) -> bool:
-    return len(inspect.signature(change).parameters) > 2
+        own = self.rows[:: -(-self.samples // OWN_PROBE)]
+        for name, weights in (("local_train_accuracy", after), ("train_accuracy", before)):
+            logits = site.forward(site.frozen("outputs", weights), data.x_train, own).logits
+            self.note(name, (logits.argmax(1) == data.y_train[own]).float())
 
 
 class Stream(AbstractContextManager[None]):
@@ -272,6 +282,7 @@ class Site:
         self.cache = Cache()
         self.engine: Engine = Eager()
         self.alone = True  # nothing else draws from the global generator while a client is answered
+        self.observer: Observer | None = None
         self.seeded = 0  # what the global generator was last started with
         self._networks: dict[str, Network] = {}
 
@@ -353,7 +364,7 @@ class Site:
             raise TypeError(
                 f"{request.function} must return a dict of values; it returned a {type(values).__name__}"
             )
-        return Reply(number, client.samples, values, client.notes, client.state)
+        return Reply(number, client.samples, {**values, **client.observed}, client.notes, client.state)
 
     def evaluate(self, request: Request, number: int) -> Reply:
         """Which images of one block are classified rightly, and the summed loss."""

@@ -38,6 +38,7 @@ class Eager:
             if not math.isfinite(sums["train_loss"].item()):
                 where = f"the loss is no longer finite in local epoch {epoch + 1}"
                 return Trained(task.weights, steps, diverged=where)
+            task.after_epoch(network)
         totals, diverged = finish(network.flat, sums)
         return Trained(network.weights(), steps, totals, diverged)
 

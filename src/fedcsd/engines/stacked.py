@@ -260,6 +260,8 @@ class Stacked:
     def _train(self, key: str, tasks: Sequence[Task]) -> list[Trained]:
         if any(task.key() is None for task in tasks):
             raise NotStackable("the loss or gradient is another function for every client")
+        if any(task.observed for task in tasks):
+            raise NotStackable("each client is looked at after every epoch")
         if any(task.live for task in tasks):
             raise NotStackable("a frozen network must look at every batch")
         shared = frozenset(n for n, t in tasks[0].given.items() if all(task.given[n] is t for task in tasks))
