@@ -20,13 +20,14 @@ from torch import Tensor
 from fedcsd.analysis.figures import COLOURS, PAGE, dress, lettered, look, printed
 from fedcsd.analysis.forgetting import Forgetting, counts
 from fedcsd.analysis.partitions import counts_of
+from fedcsd.analysis.plots import method_label
 from fedcsd.analysis.rows import told
 from fedcsd.analysis.start import cohort_of, next_round, observable, ready
 from fedcsd.backends import Backend
 from fedcsd.comparison import Choice, choices_of
 from fedcsd.errors import Diverged, RunStopped
 from fedcsd.exchange import Reply
-from fedcsd.experiments import config_of, make_method
+from fedcsd.experiments import FROM_PYTHON, config_of, make_method
 from fedcsd.federation import Experiment
 from fedcsd.jobs import Run, backend_for
 from fedcsd.methods import Method
@@ -75,6 +76,19 @@ class Drift:
     """the run's own rounds: global and local models on test and on training data, as far as recorded"""
     forgetting: Forgetting
     """after the last epoch"""
+
+    def rows(self) -> list[list[str]]:
+        """Of each method what the last epoch came to, as one prints it."""
+        return [
+            [
+                label,
+                f"{curve.logit_drift[-1]:.3f}",
+                f"{curve.feature_drift[-1]:.3f}",
+                f"{100 * curve.local_accuracy[-1]:.2f}",
+                f"{100 * curve.average_accuracy[-1]:.2f}",
+            ]
+            for label, curve in self.curves.items()
+        ]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -203,6 +217,16 @@ def study(
     return Drift(settings, rounds, float(before.mean()), images, curves, history, forgetting)
 
 
+def methods_for(run: Run) -> dict[str, Choice]:
+    """The paper's methods, and the run's own with the options that it was trained with."""
+    chosen: dict[str, Choice] = {name: name for name in PAPER}
+    own = run.settings["method"]
+    label = method_label(own)
+    if FROM_PYTHON in own["name"] or label in chosen:
+        return chosen
+    return {name: choice for name, choice in chosen.items() if name != own["name"]} | {label: own}
+
+
 class Steps:
     """Counts local trainings and tells whoever wants to know."""
 
@@ -268,4 +292,4 @@ def _over_rounds(axis: Axes, study: Drift, title: str) -> None:
             colour = COLOURS[5] if local else COLOURS[6]
             axis.plot(*zip(*points, strict=True), color=colour, linestyle="--" if train else "-", label=name)
     dress(axis, title, xlabel="round", ylabel="accuracy (%)")
-    axis.legend(handlelength=2.2)
+    axis.legend(handlelength=2.2, frameon=True, framealpha=0.85, edgecolor="none", borderpad=0.2)

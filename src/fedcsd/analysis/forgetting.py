@@ -83,6 +83,7 @@ def draw(forgetting: Forgetting, stem: Path) -> list[Path]:
             names = [str(forgetting.clients[place]) for place in places]
             axis.set_yticks([0, *(1 + place for place in places)], labels=["global", *names])
             axis.set_ylabel("local model of client")
+        figure.supxlabel("class (a dot: the client holds it)", fontsize=7)
         bar = figure.colorbar(image, ax=axes, label="test accuracy (%)", pad=0.01, fraction=0.05)
         bar.outline.set_linewidth(0.4)
         for axis in axes.flat[: len(methods)]:
@@ -105,7 +106,6 @@ def _panel(axis: Any, forgetting: Forgetting, label: str) -> Any:
     axis.spines[:].set_visible(False)
     axis.tick_params(length=2)
     axis.set_title(label)
-    axis.set_xlabel("class")
     return image
 
 

@@ -1,0 +1,248 @@
+"""Any recorded measurement of several runs against rounds, time or bytes; seeds of the same settings are one
+line with a band."""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from fedcsd.analysis.curves import PANELS, History, line
+from fedcsd.analysis.figures import COLUMN, PAGE, SUFFIXES, dress, printed
+from fedcsd.analysis.rows import IRRELEVANT
+from fedcsd.errors import UserError, note, unknown
+from fedcsd.methods import methods
+from fedcsd.naming import free, short
+from fedcsd.runs import RunDirectory
+
+MASK = {
+    "wrong_filtered": "wrong soft labels filtered",
+    "right_lost": "right soft labels lost",
+    "mask_rate": "soft labels kept",
+    "teacher_accuracy": "teacher's accuracy",
+}
+TIMES = {"round": "round", "seconds": "training time (s)", "bytes": "sent and received (MB)"}
+NAMES = {key: (name, factor) for key, name, factor in PANELS} | {
+    "target_entropy": ("target's entropy / log C", 1.0),
+    "train_accuracy": ("global model on training data (%)", 100.0),
+    "local_train_accuracy": ("local models on training data (%)", 100.0),
+    **{key: (f"{name} (%)", 100.0) for key, name in MASK.items()},
+}
+UNTOLD = (*IRRELEVANT, "seed", "track_drift", "device")  # settings that make no group of their own
+SHARES = ("accuracy", "domain_mean")  # in the name of what is a share
+
+
+def found(paths: Sequence[Path]) -> list[RunDirectory]:
+    """The runs at these paths; a folder of runs, such as a comparison's, stands for all of them."""
+    runs = []
+    for path in paths:
+        inside = [] if (path / "config.toml").is_file() else sorted(path.glob("*/config.toml"))
+        runs += [RunDirectory.open(config.parent) for config in inside] or [RunDirectory.open(path)]
+    return list({run.path.resolve(): run for run in runs}.values())
+
+
+def grouped(runs: Sequence[RunDirectory]) -> dict[str, list[History]]:
+    """Histories by label; runs that differ in their seed only are together."""
+    groups: dict[str, list[RunDirectory]] = {}
+    for run in runs:
+        same = {key: value for key, value in run.settings.items() if key not in UNTOLD}
+        groups.setdefault(repr(sorted(same.items())), []).append(run)
+    found: dict[str, list[History]] = {}
+    labels = labels_of([some[0].settings for some in groups.values()])
+    for label, some in zip(labels, groups.values(), strict=True):
+        found[free(label, found)] = [flat(run.history()) for run in some]
+    return found
+
+
+def labels_of(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A label for each: the method as one names it, and the settings in which they differ."""
+    keys = [key for key in settings[0] if key not in (*UNTOLD, "method")]
+    differ = [key for key in keys if any(s.get(key) != settings[0].get(key) for s in settings)]
+    return [
+        ", ".join([method_label(s["method"]), *(f"{key}={_brief(s.get(key))}" for key in differ)])
+        for s in settings
+    ]
+
+
+def _brief(value: Any) -> str:
+    return str(value["name"]) if isinstance(value, Mapping) else str(value)
+
+
+def method_label(table: Mapping[str, Any]) -> str:
+    """`fedcsd:uniform`, `fedcsd:mu=0.01`: the name with what differs from the defaults, by preset if one says it."""
+    name, options = table["name"], {key: value for key, value in table.items() if key != "name"}
+    if name not in methods.names:
+        return short(name)
+    made = methods.load(name)
+    defaults = {key: field.default for key, field in made.__dataclass_fields__.items()}
+    changed = {key: value for key, value in options.items() if value != defaults.get(key)}
+    presets = [(preset, sets) for preset, sets in made.presets.items() if sets.items() <= changed.items()]
+    preset, sets = max(presets, key=lambda some: len(some[1]), default=("", {}))
+    rest = [f"{key}={value}" for key, value in changed.items() if key not in sets]
+    return ":".join(filter(None, (name, preset, *rest)))
+
+
+def flat(history: History) -> list[dict[str, Any]]:
+    """Records whose groups (`domain_accuracy`) are names with a dot (`domain_accuracy.amazon`)."""
+    return [
+        {k: v for key, value in record.items() for k, v in _spread(key, value).items()} for record in history
+    ]
+
+
+def _spread(key: str, value: Any) -> dict[str, Any]:
+    return {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value}
+
+
+def metrics_of(histories: Mapping[str, Sequence[History]]) -> list[str]:
+    """What was measured in any of the runs."""
+    records = [r for runs in histories.values() for h in runs for r in h]
+    return sorted({k for r in records for k, v in r.items() if isinstance(v, (int, float)) and k != "round"})
+
+
+def checked(histories: Mapping[str, Sequence[History]], wanted: Sequence[str]) -> None:
+    """Refuse what was not measured, and say of which runs a measurement is missing."""
+    known = metrics_of(histories)
+    if not known:
+        raise UserError("these runs have no finished round yet")
+    for name in wanted:
+        if name not in known:
+            raise unknown("metric", name, known)
+        without = [label for label, runs in histories.items() if not any(name in r for h in runs for r in h)]
+        if without:
+            note(f"{', '.join(without)}: {name} was not measured there")
+
+
+def plot(
+    histories: Mapping[str, Sequence[History]],
+    stem: Path,
+    *,
+    y: Sequence[str] = ("test_accuracy",),
+    x: str = "round",
+) -> list[Path]:
+    """A panel for each measurement in `y`, a line for each label: the mean over its runs, their range as a
+    band. The ending of `stem` says what is written; without one it is PNG, SVG and PDF."""
+    checked(histories, y)
+    if x not in TIMES:
+        raise unknown("axis (--x)", x, TIMES)
+    written: list[Path] = []
+    legend = 0.17 * -(-len(histories) // (2 if len(y) == 1 else 4))
+    with printed(_width(len(y)), 2.3 + legend, stem, written) as figure:
+        axes = figure.subplots(1, len(y), squeeze=False)[0]
+        for axis, key in zip(axes, y, strict=True):
+            label, factor = NAMES.get(key, _named(key))
+            for index, (name, runs) in enumerate(histories.items()):
+                some = [h for h in runs if any(key in r for r in h)]
+                if some:
+                    _line(axis, some, key, factor, name, index, x)
+            dress(axis, xlabel=TIMES[x], ylabel=label)
+            axis.xaxis.set_major_locator(MaxNLocator(integer=x == "round", nbins=6))
+        handles = {n: h for axis in axes for h, n in zip(*axis.get_legend_handles_labels(), strict=True)}
+        columns = 2 if len(y) == 1 else 4
+        figure.legend(
+            handles.values(), handles.keys(), loc="outside lower center", ncols=columns, handlelength=3
+        )
+    return written
+
+
+def _width(panels: int) -> float:
+    return COLUMN if panels == 1 else min(PAGE, 2.4 * panels)
+
+
+def _named(key: str) -> tuple[str, float]:
+    share = any(part in key for part in SHARES)
+    return key.replace("_", " ") + (" (%)" if share else ""), 100.0 if share else 1.0
+
+
+def _line(
+    axis: Axes, runs: Sequence[History], key: str, factor: float, name: str, index: int, x: str
+) -> None:
+    values = [[factor * v if (v := r.get(key)) is not None else np.nan for r in h] for h in runs]
+    line(axis, values, name, index, 0, width=1.2, x=_times(runs, x))
+
+
+def _times(runs: Sequence[History], x: str) -> NDArray[np.float64]:
+    """Where each round lies on the axis; of time and bytes the mean over the runs that got there."""
+    length = max(len(h) for h in runs)
+    if x == "round":
+        return np.array([r["round"] for r in max(runs, key=len)], dtype=float)
+    sums = np.full((len(runs), length), np.nan)
+    for row, history in zip(sums, runs, strict=True):
+        row[: len(history)] = list(accumulate(_cost(record, x) for record in history))
+    found: NDArray[np.float64] = np.nanmean(sums, axis=0)
+    return found
+
+
+def _cost(record: Mapping[str, Any], x: str) -> float:
+    if x == "seconds":
+        return float(record["seconds"])
+    return (float(record["bytes_down"]) + float(record["bytes_up"])) / 1e6
+
+
+def plot_mask(histories: Mapping[str, Sequence[History]], stem: Path) -> list[Path]:
+    """What FedCSD's mask does, round by round, a panel for each label: the paper's filter rate of wrong
+    soft labels, what it costs of right ones, and how good the teacher is."""
+    known = {
+        label: [h for h in runs if any("mask_rate" in r for r in h)] for label, runs in histories.items()
+    }
+    known = {label: runs for label, runs in known.items() if runs}
+    if not known:
+        raise UserError("none of these runs has a mask: --mask is for runs of fedcsd")
+    written: list[Path] = []
+    with printed(_width(len(known)), 2.3, stem, written) as figure:
+        axes = figure.subplots(1, len(known), squeeze=False, sharey=True)[0]
+        for axis, (label, runs) in zip(axes, known.items(), strict=True):
+            for index, (key, name) in enumerate(MASK.items()):
+                if any(key in r for h in runs for r in h):
+                    _line(axis, runs, key, 100.0, name, index, "round")
+            dress(axis, label, xlabel="round", ylim=(-3, 103))
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        axes[0].set_ylabel("share (%)")
+        handles, names = axes[0].get_legend_handles_labels()
+        columns = 2 if len(known) == 1 else 4
+        figure.legend(handles, names, loc="outside lower center", ncols=columns, handlelength=3)
+    return written
+
+
+def plot_target(histories: Mapping[str, Sequence[History]], stem: Path) -> list[Path]:
+    """How far FedCSD's target is from uniform, `1 − H(q) / log C` (logarithmic), and accuracy beside it."""
+    measured = {
+        label: [[{**r, "distance": _from_uniform(r)} for r in h] for h in runs]
+        for label, runs in histories.items()
+        if any("target_entropy" in r for h in runs for r in h)
+    }
+    if not measured:
+        raise UserError("none of these runs has a target: --target is for runs of fedcsd")
+    written: list[Path] = []
+    with printed(PAGE * 0.75, 2.6, stem, written) as figure:
+        left, right = figure.subplots(1, 2)
+        for index, (label, runs) in enumerate(histories.items()):
+            _line(right, runs, "test_accuracy", 100.0, label, index, "round")
+            if label in measured:
+                _line(left, measured[label], "distance", 1.0, label, index, "round")
+        left.set_yscale("log")
+        dress(left, "(a) 0 is a uniform target", xlabel="round", ylabel="1 − target's entropy / log C")
+        dress(right, "(b) accuracy", xlabel="round", ylabel="test accuracy (%)")
+        for axis in (left, right):
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        handles, names = right.get_legend_handles_labels()
+        figure.legend(handles, names, loc="outside lower center", ncols=4, handlelength=3)
+    return written
+
+
+def _from_uniform(record: Mapping[str, Any]) -> float:
+    """Kept above rounding of float32, so that a uniform target can be shown on a logarithmic axis."""
+    entropy = record.get("target_entropy")
+    return float("nan") if entropy is None else max(1e-7, 1 - entropy)
+
+
+def stem_for(paths: Sequence[Path], name: str, out: Path | None) -> Path:
+    """Where a figure goes: what -o says, else beside the first run."""
+    if out is None:
+        return paths[0] / "analysis" / name
+    if out.suffix not in SUFFIXES:
+        raise UserError(f"-o writes .png, .svg or .pdf, not {out.name}")
+    return out.expanduser()
