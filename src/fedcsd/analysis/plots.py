@@ -33,6 +33,7 @@ NAMES = {key: (name, factor) for key, name, factor in PANELS} | {
     **{key: (f"{name} (%)", 100.0) for key, name in MASK.items()},
 }
 UNTOLD = (*IRRELEVANT, "seed", "track_drift", "device")  # settings that make no group of their own
+UNIFORM = 1e-7  # where a uniform target is shown on a logarithmic axis: about the rounding of float32
 SHARES = ("accuracy", "domain_mean")  # in the name of what is a share
 
 
@@ -223,8 +224,10 @@ def plot_target(histories: Mapping[str, Sequence[History]], stem: Path) -> list[
             _line(right, runs, "test_accuracy", 100.0, label, index, "round")
             if label in measured:
                 _line(left, measured[label], "distance", 1.0, label, index, "round")
-        left.set_yscale("log")
-        dress(left, "(a) 0 is a uniform target", xlabel="round", ylabel="1 − target's entropy / log C")
+        left.set(yscale="log", ylim=(UNIFORM / 2, 1))
+        dress(
+            left, "(a) distance from a uniform target", xlabel="round", ylabel="1 − target's entropy / log C"
+        )
         dress(right, "(b) accuracy", xlabel="round", ylabel="test accuracy (%)")
         for axis in (left, right):
             axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
@@ -234,9 +237,9 @@ def plot_target(histories: Mapping[str, Sequence[History]], stem: Path) -> list[
 
 
 def _from_uniform(record: Mapping[str, Any]) -> float:
-    """Kept above rounding of float32, so that a uniform target can be shown on a logarithmic axis."""
+    """`1 − H(q) / log C`, as it is shown."""
     entropy = record.get("target_entropy")
-    return float("nan") if entropy is None else max(1e-7, 1 - entropy)
+    return float("nan") if entropy is None else max(UNIFORM, 1 - entropy)
 
 
 def stem_for(paths: Sequence[Path], name: str, out: Path | None) -> Path:
