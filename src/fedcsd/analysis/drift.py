@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
@@ -256,29 +255,32 @@ def _forgetting(setting: Setting, before: NDArray[np.bool_], after: dict[str, li
 
 
 def draw(study: Drift, stem: Path) -> list[Path]:
-    """The four panels of the paper's figure, as PNG, SVG and PDF."""
+    """The four panels of the paper's figure, as PNG, SVG and PDF. Panel c has two scales: the average of
+    the local models above, the local models below."""
     written: list[Path] = []
-    with printed(PAGE, 1.95, stem, written) as figure:
-        axes = figure.subplots(1, 4)
-        titles = lettered(["logits", "features", "accuracy within the round", "accuracy over rounds"])
+    with printed(PAGE, 2.15, stem, written) as figure:
+        axes = figure.subplot_mosaic([["a", "b", "c", "d"], ["a", "b", "e", "d"]])
         for index, (label, curve) in enumerate(study.curves.items()):
-            epochs = range(len(curve.logit_drift) + 1)
-            shown = look(index)
-            axes[0].plot(epochs, [0, *curve.logit_drift], label=label, **shown)
-            axes[1].plot(epochs, [0, *curve.feature_drift], **shown)
-            for values, width in ((curve.average_accuracy, 1.4), (curve.local_accuracy, 0.7)):
-                axes[2].plot(epochs, [100 * v for v in [study.accuracy, *values]], linewidth=width, **shown)
-        dress(axes[0], titles[0], xlabel="local epoch", ylabel="KL(global ‖ local)")
-        dress(axes[1], titles[1], xlabel="local epoch", ylabel="$\\ell_2$ distance")
-        dress(axes[2], titles[2], xlabel="local epoch", ylabel="test accuracy (%)")
-        for axis in axes[:2]:
-            axis.set_ylim(bottom=0)
-        thick = [Line2D([], [], color="0.3", linewidth=width) for width in (1.4, 0.7)]
-        axes[2].legend(thick, ["average", "local (mean)"], handlelength=1.5)
-        figure.legend(loc="outside lower center", ncols=4, handlelength=3)
-        _over_rounds(axes[3], study, titles[3])
-        for axis in axes:
+            for panel, before, values, factor in (
+                ("a", 0.0, curve.logit_drift, 1),
+                ("b", 0.0, curve.feature_drift, 1),
+                ("c", study.accuracy, curve.average_accuracy, 100),
+                ("e", study.accuracy, curve.local_accuracy, 100),
+            ):
+                shown = [factor * value for value in (before, *values)]
+                axes[panel].plot(range(len(shown)), shown, label=label, **look(index))
+        titles = lettered(["logits", "features", "accuracy in the round", "accuracy over rounds"])
+        dress(axes["a"], titles[0], xlabel="local epoch", ylabel="KL(global ‖ local)", ylim=(0, None))
+        dress(axes["b"], titles[1], xlabel="local epoch", ylabel="$\\ell_2$ distance", ylim=(0, None))
+        dress(axes["c"], titles[2], ylabel="average (%)")
+        dress(axes["e"], xlabel="local epoch", ylabel="local (%)")
+        _over_rounds(axes["d"], study, titles[3])
+        axes["c"].tick_params(labelbottom=False)
+        for axis in axes.values():
             axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+        methods, models = axes["a"].get_legend_handles_labels(), axes["d"].get_legend_handles_labels()
+        figure.legend(*methods, loc="outside lower left", ncols=3, handlelength=3)
+        figure.legend(*models, loc="outside lower right", ncols=2, handlelength=3)
     return written
 
 
@@ -292,4 +294,3 @@ def _over_rounds(axis: Axes, study: Drift, title: str) -> None:
             colour = COLOURS[5] if local else COLOURS[6]
             axis.plot(*zip(*points, strict=True), color=colour, linestyle="--" if train else "-", label=name)
     dress(axis, title, xlabel="round", ylabel="accuracy (%)")
-    axis.legend(handlelength=2.2, frameon=True, framealpha=0.85, edgecolor="none", borderpad=0.2)

@@ -220,11 +220,11 @@ def plot_target(histories: Mapping[str, Sequence[History]], stem: Path) -> list[
     written: list[Path] = []
     with printed(PAGE * 0.75, 2.6, stem, written) as figure:
         left, right = figure.subplots(1, 2)
+        left.set(ylim=(UNIFORM / 2, 1), yscale="log")
         for index, (label, runs) in enumerate(histories.items()):
             _line(right, runs, "test_accuracy", 100.0, label, index, "round")
             if label in measured:
                 _line(left, measured[label], "distance", 1.0, label, index, "round")
-        left.set(yscale="log", ylim=(UNIFORM / 2, 1))
         dress(
             left, "(a) distance from a uniform target", xlabel="round", ylabel="1 − target's entropy / log C"
         )
