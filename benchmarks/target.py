@@ -14,6 +14,7 @@ import itertools
 import json
 import shlex
 import statistics
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -44,12 +45,12 @@ def result(run: Run) -> dict[str, Any]:
     }
 
 
-def spread(values: list[float | None], digits: int = 2) -> str:
+def spread(values: list[float | None], digits: int = 2, sign: str = "") -> str:
     """Mean ± standard deviation of those that there are, and how many there are not."""
     good = [value for value in values if value is not None]
     if not good:
         return "–"
-    text = f"{statistics.mean(good):.{digits}f}"
+    text = f"{statistics.mean(good):{sign}.{digits}f}"
     if len(good) > 1:
         text += f" ± {statistics.stdev(good):.{digits}f}"
     return text + (f" ({len(values) - len(good)} diverged)" if len(good) < len(values) else "")
@@ -70,7 +71,7 @@ def show(rows: list[dict[str, Any]]) -> None:
             f"{row['mu']:g}" if row["mu"] is not None else "",
             row["method"],
             spread([run["accuracy"] for run in runs]),
-            spread(apart) if row["mu"] is not None else "",
+            spread(apart, sign="+") if row["mu"] is not None else "",
             spread([run["target_entropy"] for run in runs if run["target_entropy"] is not None], 6),
             spread([run["logit_drift"] for run in runs], 3),
         ]
@@ -134,7 +135,9 @@ def main() -> None:
                 folder / "target",
             )
     if options.json:
-        told = {"command": "python " + shlex.join(sys.argv), **facts(), "settings": shared, "rows": rows}
+        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+        told = {"command": "python " + shlex.join(sys.argv), "commit": commit.stdout.strip(), **facts()}
+        told |= {"settings": shared, "rows": rows}
         options.json.write_text(json.dumps(told) + "\n", encoding="utf-8")
     show(rows)
 

@@ -8,18 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import blobs
+from conftest import blobs, small
 from torch import nn
 
 import fedcsd
 from fedcsd.analysis import drift, forgetting
 from fedcsd.analysis.start import cohort_of, latest, next_round, observable, ready
+from fedcsd.backends.device import DeviceBackend
 from fedcsd.comparison import parse_methods
 from fedcsd.errors import RunStopped, UserError
 from fedcsd.exchange import Request
 from fedcsd.experiments import make_method
 from fedcsd.federation import Experiment, Federation
 from fedcsd.jobs import Run, backend_for
+from fedcsd.methods.fedavg import FedAvg
 
 SETTINGS: dict[str, Any] = {
     "clients": 2,
@@ -228,3 +230,44 @@ def test_nothing_to_forget_where_every_client_holds_all() -> None:
     found = forgetting.Forgetting([0], [[True, True]], [2, 2], [2, 1], {"m": [[2, 2]]})
     assert found.rows() == [[0.75, 1.0, None, None]]
     assert found.table()[1] == [["m", "75.00", "100.00", "–", "–", "–"]]
+
+
+@pytest.mark.parametrize("engine", ["eager", "stacked"])
+def test_tracked_drift_is_the_same_with_every_engine(engine: str) -> None:
+    names = ["logit_drift", "feature_drift", "local_accuracy", "train_accuracy", "local_train_accuracy"]
+    experiment = small(track_drift=True, factory=network)
+    with backend_for(experiment) as backend:
+        expected = Federation(experiment, backend).step()
+    found = Federation(experiment, DeviceBackend(experiment.site(), engine)).step()
+    assert [found[name] for name in names] == pytest.approx([expected[name] for name in names], rel=1e-4)
+
+
+def test_accuracy_on_training_data_by_numpy() -> None:
+    experiment = small(FedAvg(), track_drift=True, factory=network, dataset=blobs(1200), clients=2)
+    with backend_for(experiment) as backend:
+        record = Federation(experiment, backend).step()
+    x, y = experiment.data.x_train.double().numpy(), experiment.data.y_train.numpy()
+    before, after = [], []
+    for client, rows in enumerate(experiment.parts):
+        every = rows[:: -(-len(rows) // 250)]  # at most 250 of a client's samples
+        assert len(rows) > 250 >= len(every)
+        request = Request(0, "train", {"weights": experiment.weights})
+        local = experiment.site().answer(request, client, {}).weights
+        before += (by_numpy(experiment.weights, x[every])[1].argmax(1) == y[every]).tolist()
+        after += (by_numpy(local, x[every])[1].argmax(1) == y[every]).tolist()
+    assert record["train_accuracy"] == pytest.approx(np.mean(before))
+    assert record["local_train_accuracy"] == pytest.approx(np.mean(after))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("engine", ["eager", "graphs", "stacked", "auto"])
+def test_a_gpu_sees_what_the_cpu_sees(engine: str) -> None:
+    run = trained(clients=4)
+    given: dict[str, Any] = {"epochs": 3, "methods": drift.PAPER, "data": blobs(), "model": network}
+    expected = drift.study(run, **given)
+    found = drift.study(run, **given, device="cuda", engine=engine)
+    for label, curve in expected.curves.items():
+        assert found.curves[label].logit_drift == pytest.approx(curve.logit_drift, rel=1e-2)
+        assert found.curves[label].feature_drift == pytest.approx(curve.feature_drift, rel=1e-2)
+        assert found.curves[label].average_accuracy == pytest.approx(curve.average_accuracy, abs=0.02)

@@ -70,6 +70,10 @@ def test_unknown_metrics_suggest_the_nearest(tmp_path: Path) -> None:
     histories = {"a": [[record(1)]], "b": [[record(1, logit_drift=1.0)]]}
     with pytest.raises(UserError, match="unknown metric 'test_acuracy': did you mean test_accuracy"):
         plots.plot(histories, tmp_path / "x.png", y=["test_acuracy"])
+    with pytest.raises(
+        UserError, match="logit_drift was not measured in these runs: train them with --track"
+    ):
+        plots.plot({"a": [[record(1)]]}, tmp_path / "x.png", y=["logit_drift"])
     with pytest.raises(UserError, match="unknown axis"):
         plots.plot(histories, tmp_path / "x.png", x="hours")
     with pytest.raises(UserError, match="no finished round"):

@@ -32,6 +32,7 @@ NAMES = {key: (name, factor) for key, name, factor in PANELS} | {
     "local_train_accuracy": ("local models on training data (%)", 100.0),
     **{key: (f"{name} (%)", 100.0) for key, name in MASK.items()},
 }
+TRACKED = ("logit_drift", "feature_drift", "local_accuracy", "train_accuracy", "local_train_accuracy")
 UNTOLD = (*IRRELEVANT, "seed", "track_drift", "device")  # settings that make no group of their own
 UNIFORM = 1e-7  # where a uniform target is shown on a logarithmic axis: about the rounding of float32
 SHARES = ("accuracy", "domain_mean")  # in the name of what is a share
@@ -110,6 +111,8 @@ def checked(histories: Mapping[str, Sequence[History]], wanted: Sequence[str]) -
     if not known:
         raise UserError("these runs have no finished round yet")
     for name in wanted:
+        if name not in known and name in TRACKED:
+            raise UserError(f"{name} was not measured in these runs: train them with --track-drift")
         if name not in known:
             raise unknown("metric", name, known)
         without = [label for label, runs in histories.items() if not any(name in r for h in runs for r in h)]
