@@ -136,7 +136,11 @@ def main() -> None:
             )
     if options.json:
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-        told = {"command": "python " + shlex.join(sys.argv), "commit": commit.stdout.strip(), **facts()}
+        told: dict[str, Any] = {
+            "command": "python " + shlex.join(sys.argv),
+            "commit": commit.stdout.strip(),
+            **facts(),
+        }
         told |= {"settings": shared, "rows": rows}
         options.json.write_text(json.dumps(told) + "\n", encoding="utf-8")
     show(rows)
