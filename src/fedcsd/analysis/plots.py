@@ -165,7 +165,8 @@ def _line(
     axis: Axes, runs: Sequence[History], key: str, factor: float, name: str, index: int, x: str
 ) -> None:
     values = [[factor * v if (v := r.get(key)) is not None else np.nan for r in h] for h in runs]
-    line(axis, values, name, index, 0, width=1.2, x=_times(runs, x))
+    longest = max(map(len, values))  # a run that ended before the others has a cross at its end
+    line(axis, values, name, index, longest, width=1.2, x=_times(runs, x))
 
 
 def _times(runs: Sequence[History], x: str) -> NDArray[np.float64]:
