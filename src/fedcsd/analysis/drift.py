@@ -4,7 +4,7 @@ From a trained global model each method does one round of many local epochs, by 
 other round; after every epoch the local models are compared with the model they started from.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -138,6 +138,12 @@ class Gathered:
             self.seen[reply.client] = {name: reply[f"observed.{name}"] for name in names}
             self.done()
 
+    def averages(self) -> Iterator[Tensor]:
+        """The clients' mean weights after each epoch, by samples; one at a time, for all are many."""
+        assert self.mean.total is not None, "no client was observed"
+        for total in self.mean.total:
+            yield (total / self.mean.weight).to(self.mean.dtype)
+
     def over_clients(self, name: str) -> Tensor:
         """[epochs, ...], the mean over clients."""
         return torch.stack([seen[name].double() for seen in self.seen.values()]).mean(0)
@@ -164,7 +170,7 @@ class Setting:
         gathered, meter = Gathered(done), Meter(self.images)
         experiment = observable(self.experiment, method, self.epochs)
         with next_round(experiment, self.rounds, self.clients, gathered, meter) as federation:
-            averages = [experiment.weights.like(flat) for flat in gathered.mean.value]
+            averages = map(experiment.weights.like, gathered.averages())
             accuracy = [float(self.right(federation.backend, average).mean()) for average in averages]
         local = gathered.over_clients("right").sum(1) / self.images
         logits, features = gathered.over_clients("logit_drift"), gathered.over_clients("feature_drift")
@@ -192,8 +198,8 @@ def study(
 
     The clients are those that the run's next round would have, and so are their batches. A method starts
     anew: its teacher is the model it starts from, and prototypes come from its own first exchange.
-    `changes` are settings in place of the run's, such as device or workers. It takes memory for three
-    times epochs × the model.
+    `changes` are settings in place of the run's, such as device or workers. It takes memory for four to
+    six times epochs × the model.
     """
     entries = choices_of(methods, {})
     experiment = ready(start, data=data, model=model, **changes)

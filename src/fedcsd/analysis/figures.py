@@ -80,5 +80,20 @@ def dress(axis: Axes, title: str = "", **labels: Any) -> None:
     axis.set(**labels)
 
 
+def below(figure: Figure, axes: Sequence[Axes]) -> None:
+    """One legend for all panels, below them, in as many columns as there is room for."""
+    handles = {n: h for axis in axes for h, n in zip(*axis.get_legend_handles_labels(), strict=True)}
+    widest = 0.45 + 0.05 * max(map(len, handles), default=0)  # inches
+    columns = max(1, min(4, int(figure.get_figwidth() / widest)))
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, handlelength=3)
+
+
+def grid(panels: int) -> tuple[int, int, float, float]:
+    """Rows, columns, width and height for so many panels, at most three beside each other."""
+    rows = -(-panels // 3)
+    columns = -(-panels // rows)
+    return rows, columns, COLUMN if columns == 1 else min(PAGE, 2.5 * columns), 2.0 * rows + 0.4
+
+
 def lettered(titles: Sequence[str]) -> list[str]:
     return [f"({letter}) {title}" for letter, title in zip("abcdefghijkl", titles, strict=False)]

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from fedcsd.analysis.curves import PANELS, History, line
-from fedcsd.analysis.figures import COLUMN, PAGE, SUFFIXES, dress, printed
+from fedcsd.analysis.figures import PAGE, SUFFIXES, below, dress, grid, printed
 from fedcsd.analysis.rows import IRRELEVANT
 from fedcsd.errors import UserError, note, unknown
 from fedcsd.methods import methods
@@ -133,10 +133,10 @@ def plot(
     if x not in TIMES:
         raise unknown("axis (--x)", x, TIMES)
     written: list[Path] = []
-    legend = 0.17 * -(-len(histories) // (2 if len(y) == 1 else 4))
-    with printed(_width(len(y)), 2.3 + legend, stem, written) as figure:
-        axes = figure.subplots(1, len(y), squeeze=False)[0]
-        for axis, key in zip(axes, y, strict=True):
+    rows, columns, width, height = grid(len(y))
+    with printed(width, height + 0.04 * len(histories), stem, written) as figure:
+        axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for axis, key in zip(axes, y, strict=False):
             label, factor = NAMES.get(key, _named(key))
             for index, (name, runs) in enumerate(histories.items()):
                 some = [h for h in runs if any(key in r for r in h)]
@@ -144,16 +144,10 @@ def plot(
                     _line(axis, some, key, factor, name, index, x)
             dress(axis, xlabel=TIMES[x], ylabel=label)
             axis.xaxis.set_major_locator(MaxNLocator(integer=x == "round", nbins=6))
-        handles = {n: h for axis in axes for h, n in zip(*axis.get_legend_handles_labels(), strict=True)}
-        columns = 2 if len(y) == 1 else 4
-        figure.legend(
-            handles.values(), handles.keys(), loc="outside lower center", ncols=columns, handlelength=3
-        )
+        for axis in axes[len(y) :]:
+            axis.set_visible(False)
+        below(figure, axes)
     return written
-
-
-def _width(panels: int) -> float:
-    return COLUMN if panels == 1 else min(PAGE, 2.4 * panels)
 
 
 def _named(key: str) -> tuple[str, float]:
@@ -197,18 +191,20 @@ def plot_mask(histories: Mapping[str, Sequence[History]], stem: Path) -> list[Pa
     if not known:
         raise UserError("none of these runs has a mask: --mask is for runs of fedcsd")
     written: list[Path] = []
-    with printed(_width(len(known)), 2.3, stem, written) as figure:
-        axes = figure.subplots(1, len(known), squeeze=False, sharey=True)[0]
-        for axis, (label, runs) in zip(axes, known.items(), strict=True):
+    rows, columns, width, height = grid(len(known))
+    with printed(width, height, stem, written) as figure:
+        axes = list(figure.subplots(rows, columns, squeeze=False, sharey=True).flat)
+        for axis, (label, runs) in zip(axes, known.items(), strict=False):
             for index, (key, name) in enumerate(MASK.items()):
                 if any(key in r for h in runs for r in h):
                     _line(axis, runs, key, 100.0, name, index, "round")
             dress(axis, label, xlabel="round", ylim=(-3, 103))
             axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-        axes[0].set_ylabel("share (%)")
-        handles, names = axes[0].get_legend_handles_labels()
-        columns = 2 if len(known) == 1 else 4
-        figure.legend(handles, names, loc="outside lower center", ncols=columns, handlelength=3)
+        for axis in axes[::columns]:
+            axis.set_ylabel("share (%)")
+        for axis in axes[len(known) :]:
+            axis.set_visible(False)
+        below(figure, axes)
     return written
 
 
@@ -235,8 +231,7 @@ def plot_target(histories: Mapping[str, Sequence[History]], stem: Path) -> list[
         dress(right, "(b) accuracy", xlabel="round", ylabel="test accuracy (%)")
         for axis in (left, right):
             axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-        handles, names = right.get_legend_handles_labels()
-        figure.legend(handles, names, loc="outside lower center", ncols=4, handlelength=3)
+        below(figure, [right])
     return written
 
 
