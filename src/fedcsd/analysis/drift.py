@@ -162,7 +162,8 @@ class Setting:
     def right(self, backend: Backend, weights: Weights) -> NDArray[np.bool_]:
         """Which of the test images a model classifies rightly [images]."""
         replies = backend.evaluate(self.rounds, weights)
-        found: NDArray[np.bool_] = torch.cat([reply["correct"] for reply in replies])[: self.images].numpy()
+        correct = torch.cat([reply["correct"] for reply in replies])
+        found: NDArray[np.bool_] = correct[: self.images].cpu().numpy()
         return found
 
     def round_of(self, method: Method, done: Callable[[], object]) -> tuple[Curve, list[list[int]]]:
