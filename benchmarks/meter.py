@@ -20,7 +20,7 @@ from fedcsd.backends.local import LocalBackend
 from fedcsd.exchange import Reply
 from fedcsd.federation import Federation, Record, Watch
 from fedcsd.runs import RunDirectory
-from fedcsd.training import Site
+from fedcsd.site import Site
 
 SPAN, LANE = "meter: from, to", "meter: lane"
 Span = tuple[float, float]

@@ -30,7 +30,9 @@ def test_help_does_not_import_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
-@pytest.mark.parametrize("command", ["run", "compare", "resume", "list", "show", "new-method"])
+@pytest.mark.parametrize(
+    "command", ["run", "compare", "resume", "list", "show", "new-method", "drift", "tsne", "plot"]
+)
 def test_every_command_has_help(fedcsd: Fedcsd, command: str) -> None:
     result = fedcsd(command, "--help")
     assert result.returncode == 0

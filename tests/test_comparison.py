@@ -294,18 +294,18 @@ def test_a_single_run_that_diverges_stops_as_before(tmp_path: Path) -> None:
 
 def test_curves_are_drawn_as_far_as_they_go() -> None:
     axis = Figure().subplots()
-    curves._line(axis, [[1.0, 2.0, 3.0], [3.0], []], "a", 0, rounds=3)
+    curves.line(axis, [[1.0, 2.0, 3.0], [3.0], []], "a", 0, rounds=3)
     mean, cross = axis.get_lines()
     assert list(mean.get_ydata()) == [2.0, 2.0, 3.0]
     assert (list(cross.get_xdata()), list(cross.get_ydata())) == ([1], [3.0])
-    curves._line(axis, [[1.0]], "b", 1, rounds=1)
+    curves.line(axis, [[1.0]], "b", 1, rounds=1)
     assert (mean.get_marker(), axis.get_lines()[2].get_marker()) == ("", ".")  # one round makes no line
 
 
 def test_thirty_curves_look_different(tmp_path: Path) -> None:
     axis = Figure().subplots()
     for index in range(30):
-        curves._line(axis, [[1.0, 2.0]], str(index), index, rounds=2)
+        curves.line(axis, [[1.0, 2.0]], str(index), index, rounds=2)
     assert len({(line.get_color(), line.get_linestyle()) for line in axis.get_lines()}) == 30
     history = [{"test_accuracy": 0.5}, {"test_accuracy": 0.6}]
     assert curves.plot_curves({f"method {i}": [history] for i in range(30)}, tmp_path / "c.png").exists()

@@ -17,7 +17,8 @@ from fedcsd.errors import Diverged
 from fedcsd.exchange import Request
 from fedcsd.federation import Experiment, Federation, cohort
 from fedcsd.methods.fedavg import FedAvg
-from fedcsd.training import Client, Site
+from fedcsd.site import Site
+from fedcsd.training import Client
 from fedcsd.weights import Weights
 
 

@@ -10,6 +10,7 @@ import rich_click as click
 from click.exceptions import Exit
 
 from fedcsd import __version__
+from fedcsd.cli_analysis import drift, plot, tsne
 from fedcsd.cli_list import list_
 from fedcsd.cli_new import new_method
 from fedcsd.cli_options import (
@@ -301,8 +302,8 @@ def show_compared(path: Path, rows: Sequence[Any], seeds: Sequence[int], setting
     say(f"curves: {path / 'curves.png'}")
 
 
-cli.add_command(list_)
-cli.add_command(new_method)
+for command in (drift, tsne, plot, list_, new_method):
+    cli.add_command(command)
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -132,6 +132,41 @@ class RunProgress(Watch):
             print(f"{self.label}: round {done}/{rounds}  {note}", flush=True)
 
 
+class Work:
+    """Progress of work that is not rounds: what is at work, how much of all is done, time left."""
+
+    def __init__(self, what: str):
+        self.what, self.began, self.said = what, time.monotonic(), time.monotonic()
+        self.bar = Progress(
+            SpinnerColumn(finished_text="✓"),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[note]}", markup=False),
+            console=console,
+            transient=True,
+        )
+        self.task = self.bar.add_task("starting", total=None, note="")
+
+    def __enter__(self) -> "Work":
+        if console.is_terminal:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def __call__(self, label: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        note = f"{done}/{total} {self.what}"
+        if 0 < done < total:
+            note += f"  {duration((now - self.began) / done * (total - done))} left"
+        if console.is_terminal:
+            self.bar.update(self.task, description=label, completed=done, total=total, note=note)
+        elif now - self.said > PLAIN_SECONDS:
+            self.said = now
+            print(f"{label}: {note}", flush=True)
+
+
 def show_table(head: Sequence[str], cells: Sequence[Sequence[str]], left: int = 1) -> None:
     """A table; its first `left` columns are text, the others numbers."""
     table = Table(header_style="bold")

@@ -23,8 +23,9 @@ from fedcsd.methods import Method, Server
 from fedcsd.models import Factory
 from fedcsd.models.network import Network
 from fedcsd.packing import finite
+from fedcsd.site import Site
 from fedcsd.states import MemoryStates, States
-from fedcsd.training import Site
+from fedcsd.training import Observer
 from fedcsd.weights import Value, Values, Weights, moved, nbytes
 
 Record = dict[str, Any]
@@ -70,9 +71,11 @@ class Experiment:
         with torch.no_grad():
             return self.network(self.data.example()).features.shape[1]
 
-    def site(self) -> Site:
+    def site(self, observer: Observer | None = None) -> Site:
         parts, held = ([torch.from_numpy(rows) for rows in some] for some in (self.parts, self.held))
-        return Site(self.settings, self.method, self.data, parts, held, self.factory)
+        site = Site(self.settings, self.method, self.data, parts, held, self.factory)
+        site.observer = observer
+        return site
 
 
 def initial_network(settings: Settings, data: Dataset, factory: Factory) -> Network:
@@ -181,7 +184,7 @@ class Federation:
 
     def _step(self) -> Record:
         began = time.perf_counter()
-        drawn, fail = cohort(self.settings, self.round), failing(self.settings, self.round)
+        drawn, fail = self.drawn(), failing(self.settings, self.round)
         # Largest client first keeps the lanes evenly busy; it is also the order of all sums.
         clients = sorted(drawn, key=lambda k: (-len(self.experiment.parts[k]), k))
         tally = Tally(failed={k for k in clients if k in fail})
@@ -215,6 +218,10 @@ class Federation:
             "seconds": time.perf_counter() - began,
             "seconds_evaluating": time.perf_counter() - trained,
         }
+
+    def drawn(self) -> Sequence[int]:
+        """The clients of the next round."""
+        return cohort(self.settings, self.round)
 
     def _evaluate(self) -> Record:
         """The global model on the test data, on each domain of it, and on what clients hold out."""

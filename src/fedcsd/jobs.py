@@ -27,6 +27,7 @@ from fedcsd.methods._own import digest_of
 from fedcsd.naming import parse
 from fedcsd.runs import RunDirectory
 from fedcsd.states import States, client_states
+from fedcsd.training import Observer
 from fedcsd.weights import Value, Weights
 
 CHANGEABLE = ("rounds", "lr", "on_divergence", "checkpoint_every", "workers", "client_state")
@@ -285,7 +286,7 @@ def train(job: Job, watch: Watch | None = None) -> Run:
     """The rounds that are still to do, each recorded and checkpointed."""
     directory = job.directory
     try:
-        with _sigterm_as_interrupt(), _backend(job.experiment) as backend, _states(job) as states:
+        with _sigterm_as_interrupt(), backend_for(job.experiment) as backend, _states(job) as states:
             federation = Federation(job.experiment, backend, watch, states)
             if job.saved:
                 federation.load(*job.saved)
@@ -362,8 +363,8 @@ def _finish(job: Job, weights: Weights) -> Run:
 
 
 @contextmanager
-def _backend(experiment: Experiment) -> Iterator[Backend]:
-    settings, site = experiment.settings, experiment.site()
+def backend_for(experiment: Experiment, observer: Observer | None = None) -> Iterator[Backend]:
+    settings, site = experiment.settings, experiment.site(observer)
     if settings.device == "cpu":
         workers = min(settings.workers or cores(), len(cohort(settings, 0)))
         backend: Backend = LocalBackend(site, experiment.network.layout, workers)

@@ -51,7 +51,9 @@ OWN = {
     "model.safetensors",
     "lock",
     "curves.png",
+    "analysis",
 }
+FOLDERS = {"checkpoints", "analysis", states.FOLDER}
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -188,13 +190,16 @@ class RunDirectory:
 
     def _clear(self) -> None:
         # Without its config it is no run any more, so that goes first.
-        for name in ("config.toml", *sorted(OWN - {"config.toml", "lock", "checkpoints", states.FOLDER})):
+        for name in ("config.toml", *sorted(OWN - FOLDERS - {"config.toml", "lock"})):
             (self.path / name).unlink(missing_ok=True)
         for _, checkpoint in self._checkpoints():
             checkpoint.unlink()
         self._sweep()
-        with suppress(OSError):  # none there, or someone's own files in it
-            self._clients.rmdir()
+        for picture in (self.path / "analysis").glob("*.*"):  # of a run that is no more
+            picture.unlink()
+        for folder in (self._clients, self.path / "analysis"):
+            with suppress(OSError):  # none there, or someone's own files in it
+                folder.rmdir()
 
     def lock(self) -> None:
         """One process at a time trains a run. The lock dies with its process."""

@@ -1,5 +1,6 @@
 """Local SGD on flat vectors."""
 
+import inspect
 from collections.abc import Callable, Mapping
 
 import torch
@@ -12,6 +13,21 @@ Gradient = Callable[..., object]
 """Changes the flat gradient in place before each step: called with (parameters, gradient), or with
 (parameters, gradient, given) if it takes three. With tensors that it needs in `given`, not in a
 closure, it is the same function for every client, which lets a GPU record the step once."""
+
+
+class Plain:
+    """A change of the gradient that takes no `given`, as one that does."""
+
+    def __init__(self, change: Gradient):
+        self.change = change
+
+    def __call__(self, parameters: Tensor, gradient: Tensor, given: Mapping[str, Tensor]) -> object:
+        return self.change(parameters, gradient)
+
+
+def with_given(change: Gradient) -> Gradient:
+    """The change as one that takes `given`."""
+    return change if len(inspect.signature(change).parameters) > 2 else Plain(change)
 
 
 class Sgd:

@@ -1,44 +1,35 @@
-"""The one local training loop, and what a method sees of a client.
+"""What a method sees of a client: its data, its models, and the one way to train."""
 
-A `Site` is a place where clients' data lies: a worker process here, a node in a deployment. It has
-one copy of the model to train and one for each frozen network, used for one client after another.
-"""
-
-import copy
-import inspect
 import math
-import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from fedcsd import seeds
-from fedcsd.config import Settings
-from fedcsd.data.alike import Alike
-from fedcsd.data.augment import AUGMENTATIONS
-from fedcsd.data.dataset import Dataset
 from fedcsd.engines import Batch, Loss, Task, Trained, batches
-from fedcsd.engines.eager import Eager, live
+from fedcsd.engines.eager import live
 from fedcsd.errors import Diverged
-from fedcsd.exchange import Notes, Reply, Request
-from fedcsd.kernels.vectors import cross_entropy, look_up
-from fedcsd.models import Factory
-from fedcsd.models.network import Network, Outputs
+from fedcsd.exchange import Notes
+from fedcsd.models.network import Outputs, concatenated
 from fedcsd.objectives import kl_divergence
-from fedcsd.sgd import Gradient
-from fedcsd.weights import Values, Weights
+from fedcsd.sgd import Gradient, with_given
+from fedcsd.weights import Weights
 
-__all__ = ["Batch", "Client", "Loss", "Site"]
+if TYPE_CHECKING:
+    from fedcsd.site import Site
 
-FORWARD_BATCH = 500  # images at a time where no gradient is needed; fixed, since sums depend on it
-FORWARD_BYTES = 1 << 26  # of images at a time on a GPU, which is only busy with many
-COHORT = 100_000  # samples of a cohort up to which a GPU computes outputs on them as one
-PROBE = 1000  # test images on which drift is measured
+__all__ = ["Batch", "Client", "Loss"]
+
+OWN_PROBE = 250  # of a client's training samples on which its models are compared
+
+Observer = Callable[["Client", Weights, Weights], Mapping[str, Tensor]]
+"""Looks on in local training: called after each epoch with the client, the weights it started from and
+those it has now. What it gives goes back with the reply, epoch after epoch: `observed.NAME` [epochs, ...]."""
 
 
 class Engine(Protocol):
@@ -60,6 +51,7 @@ class Client:
     def __post_init__(self) -> None:
         self._noted: dict[str, tuple[Tensor | float, Tensor | float]] = {}
         self._trainings = 0
+        self._observed: list[Mapping[str, Tensor]] = []
         self.rows = self.site.parts[self.number]
         self.samples = len(self.rows)
         self.classes = self.site.data.classes
@@ -110,7 +102,7 @@ class Client:
             return Outputs(empty, empty), self.labels[:0]
         numbers = self.numbers("prototypes", 0)
         outputs = [live(network, self.images(part, numbers), train=True) for part in whole]
-        return _concatenate(outputs), self.labels[torch.cat(whole)]
+        return concatenated(outputs), self.labels[torch.cat(whole)]
 
     def train(
         self,
@@ -137,11 +129,14 @@ class Client:
             live = {name: self.site.frozen(name, w) for name, w in frozen.items()}
         # A round's teacher says the same of the same image every epoch: it is asked once.
         known = {} if live else {name: self.outputs(w) for name, w in frozen.items()}
-        change = gradient if gradient is None or _takes_given(gradient) else Plain(gradient)
+        change = None if gradient is None else with_given(gradient)
         purpose, seed = f"batches{again}", self._torch_seed(f"training{again}")
         if live:
             self.beside = seeds.Stream(self._torch_seed("frozen"))
-        task = Task(self, weights, loss, change, given, known, live, frozen_mode == "train", purpose, seed)
+        # What is observed is the round's model, not a personal one beside it or a second training of it.
+        observed = self.site.observer is not None and not name and not again
+        train_mode = frozen_mode == "train"
+        task = Task(self, weights, loss, change, given, known, live, train_mode, purpose, seed, observed)
         trained = self.engine.train(task)
         if trained.diverged:
             raise Diverged(f"client {self.number}: {trained.diverged}")
@@ -150,6 +145,18 @@ class Client:
         if not name:
             self._note_local_model(weights, trained.weights)
         return {"weights": trained.weights, "steps": trained.steps}
+
+    def observe(self, start: Weights, now: Weights) -> None:
+        """An epoch of local training is done, and somebody looks on."""
+        if self.site.observer is not None:
+            with seeds.Stream():
+                self._observed.append(self.site.observer(self, start, now))
+
+    @property
+    def observed(self) -> dict[str, Tensor]:
+        """What was seen after each epoch: by name [epochs, ...]."""
+        names = self._observed[0] if self._observed else {}
+        return {f"observed.{name}": torch.stack([seen[name] for seen in self._observed]) for name in names}
 
     def order(self, purpose: str, epoch: int) -> Tensor:
         """The client's samples as an epoch goes through them, on the CPU [samples]."""
@@ -181,8 +188,8 @@ class Client:
         return float((logits.argmax(1) == y[rows]).double() @ shares)
 
     def _note_local_model(self, before: Weights, after: Weights) -> None:
-        """The trained local model: on what this client holds out, and how far it moved on test images
-        that belong to no client."""
+        """The trained local model: on what this client holds out, how far it moved on test images that
+        belong to no client, and beside the one it started from on this client's training data."""
         site, data = self.site, self.site.data
         rows = site.held[self.number] if site.held else self.rows[:0]
         if not len(rows) and not self.settings.track_drift:
@@ -198,209 +205,7 @@ class Client:
         self.note("logit_drift", kl_divergence(start.logits, end.logits))
         self.note("feature_drift", (end.features - start.features).norm(dim=1))
         self.note("local_accuracy", (end.logits.argmax(1) == data.y_test[site.probe_rows]).float())
-
-
-class Plain:
-    """A change of the gradient that takes no `given`, as one that does."""
-
-    def __init__(self, change: Gradient):
-        self.change = change
-
-    def __call__(self, parameters: Tensor, gradient: Tensor, given: Mapping[str, Tensor]) -> object:
-        return self.change(parameters, gradient)
-
-
-def _takes_given(change: Gradient) -> bool:
-    return len(inspect.signature(change).parameters) > 2
-
-
-def _concatenate(outputs: Sequence[Outputs]) -> Outputs:
-    return Outputs(torch.cat([o.logits for o in outputs]), torch.cat([o.features for o in outputs]))
-
-
-class Site:
-    """Answers requests for its clients, one at a time."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        method: object,
-        data: Dataset,
-        parts: list[Tensor],
-        held: list[Tensor],
-        factory: Factory,
-    ):
-        self.settings, self.method, self.factory = settings, method, factory
-        self.device = torch.device(settings.device)
-        if self.device.type == "cuda":
-            torch.backends.cuda.matmul.allow_tf32 = settings.precision != "fp32"
-            torch.backends.cudnn.allow_tf32 = settings.precision != "fp32"
-            torch.backends.cudnn.benchmark = False  # while it tries its ways, no lane could record
-        self.data = data = data.to(self.device)
-        self.parts, self.held = ([rows.to(self.device) for rows in some] for some in (parts, held))
-        self.augmentation = AUGMENTATIONS[settings.augment]
-        # Blocks of test images, and then of what the clients hold out, to evaluate a model on.
-        test = torch.arange(len(data.y_test), device=self.device)
-        kept = torch.cat(self.held) if self.held else test[:0]
-        many = max(64, min(10_000, FORWARD_BYTES // (4 * math.prod(data.shape))))
-        self.forward_batch = many if self.device.type == "cuda" else FORWARD_BATCH
-        self.blocks = [(data.x_test, data.y_test, rows) for rows in torch.split(test, self.forward_batch)]
-        self.blocks += [
-            (data.x_train, data.y_train, rows) for rows in torch.split(kept, self.forward_batch) if len(rows)
-        ]
-        self.probe_rows = test[:PROBE]
-        self.alike = Alike(data, len(parts))
-        self.cache = Cache()
-        self.engine: Engine = Eager()
-        self.alone = True  # nothing else draws from the global generator while a client is answered
-        self.seeded = 0  # what the global generator was last started with
-        self._networks: dict[str, Network] = {}
-
-    def another(self) -> "Site":
-        """A second place for the same clients' data, with models of its own: another lane on a GPU."""
-        other = copy.copy(self)
-        other._networks, other.alone = {}, False
-        return other
-
-    def short(self, batches: float) -> "Site":
-        """Another place where clients hold so many batches at most and train one epoch: for trials."""
-        other = self.another()
-        other.settings, other.cache = replace(self.settings, epochs=1), Cache()
-        other.parts = [rows[: int(batches * self.settings.batch_size)] for rows in self.parts]
-        return other
-
-    def seed(self, seed: int) -> None:
-        """Start the global generator, for what draws inside a model or a method's client half."""
-        if self.alone:
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed looks for every kind of device
-            if self.device.type == "cuda":
-                torch.cuda.default_generators[self.device.index or 0].manual_seed(seed)
-            self.seeded = seed
-
-    def images(self, rows: Tensor, numbers: Tensor | None) -> Tensor:
-        """Training images [B, ...], augmented as the numbers say, as a model sees them."""
-        if numbers is None:
-            return self.plain(self.data.x_train, rows)
-        return self.data.images(self.augmentation(self.data.x_train.index_select(0, rows), numbers))
-
-    def plain(self, x: Tensor, rows: Tensor) -> Tensor:
-        """These rows of training or test images as a model sees them."""
-        found = None if self.data.table is None else look_up(x, rows, self.data.table)
-        return self.data.images(x.index_select(0, rows)) if found is None else found
-
-    def network(self, name: str) -> Network:
-        """The site's copy of the model for this use, made on first use."""
-        if name not in self._networks:
-            with torch.random.fork_rng(devices=[]):  # initial weights that nobody needs
-                module = self.factory().to(self.device)
-            bf16 = self.settings.precision == "bf16"
-            self._networks[name] = Network(module, self.data.example(), self.settings.classifier, bf16=bf16)
-        return self._networks[name]
-
-    def frozen(self, name: str, weights: Weights) -> Network:
-        """A frozen network with these weights, in eval mode."""
-        network = self.network("frozen " + name)
-        network.load(weights)
-        network.eval()
-        return network
-
-    def forward(self, network: Network, x: Tensor, rows: Tensor) -> Outputs:
-        """Outputs for many images, without gradients."""
-        with torch.no_grad():
-            return _concatenate(
-                [network(self.plain(x, part)) for part in torch.split(rows, self.forward_batch)]
-            )
-
-    def local_outputs(self, weights: Weights, number: int) -> Outputs:
-        """Outputs on all of a client's samples; remembered for the round. A GPU has little use for one
-        client's at a time: there the whole cohort's are computed as one, if they fit."""
-        cache = self.cache
-        with cache.lock:
-            if (number, weights.token) not in cache:
-                cohort = self._with(number, weights)
-                rows = torch.cat([self.parts[k] for k in cohort])
-                found = self.forward(self.frozen("outputs", weights), self.data.x_train, rows)
-                sizes = [len(self.parts[k]) for k in cohort]
-                pieces = zip(
-                    torch.split(found.logits, sizes), torch.split(found.features, sizes), strict=True
-                )
-                for k, (logits, features) in zip(cohort, pieces, strict=True):
-                    cache[k, weights.token] = Outputs(logits, features)
-                if self.device.type == "cuda":
-                    torch.cuda.current_stream().synchronize()  # the other lanes have streams of their own
-            return cache[number, weights.token]
-
-    def _with(self, number: int, weights: Weights) -> Sequence[int]:
-        """The clients whose outputs are computed with this one's: those that were sent the same weights."""
-        cohort, sent = self.cache.cohort, self.cache.sent
-        many = sum(len(self.parts[k]) for k in cohort) > COHORT
-        return [number] if many or weights.token not in sent or self.device.type == "cpu" else cohort
-
-    def own_test(self, number: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """What a client's own model is tested on: images, labels, which rows of them, and what each
-        counts for."""
-        data = self.data
-        if self.held:
-            rows = self.held[number]
-            even = torch.full((len(rows),), 1 / max(1, len(rows)), dtype=torch.float64, device=self.device)
-            return data.x_train, data.y_train, rows, even
-        rows, shares = (
-            torch.from_numpy(found).to(self.device)
-            for found in self.alike.rows(number, self.parts[number].cpu().numpy())
-        )
-        return data.x_test, data.y_test, rows, shares
-
-    def probe(self, weights: Weights) -> Outputs:
-        """Outputs on the probe images; remembered for the round."""
-        key = (-1, weights.token)
-        if key not in self.cache:
-            network = self.frozen("outputs", weights)
-            self.cache[key] = self.forward(network, self.data.x_test, self.probe_rows)
-        return self.cache[key]
-
-    def answer(self, request: Request, number: int, state: Values, engine: Engine | None = None) -> Reply:
-        """Run one function of the method's client half for one client."""
-        self.begin(request.round)
-        client = Client(self, number, request.round, dict(state))
-        client.engine = engine or self.engine
-        self.seed(client._torch_seed(f"function {request.function}"))
-        try:
-            values = getattr(self.method, request.function)(client, **request.values)
-        except Diverged as error:
-            return Reply(number, client.samples, notes=client.notes, state=state, problem=str(error))
-        if not isinstance(values, Mapping):
-            raise TypeError(
-                f"{request.function} must return a dict of values; it returned a {type(values).__name__}"
-            )
-        return Reply(number, client.samples, values, client.notes, client.state)
-
-    def evaluate(self, request: Request, number: int) -> Reply:
-        """Which images of one block are classified rightly, and the summed loss."""
-        self.begin(request.round)
-        x, y, rows = self.blocks[number]
-        logits = self.forward(self.frozen("outputs", request.values["weights"]), x, rows).logits
-        loss = float(cross_entropy(logits, y[rows]).sum(dtype=torch.float64))
-        return Reply(number, len(rows), {"correct": logits.argmax(1) == y[rows]}, {"loss": (loss, len(rows))})
-
-    def begin(self, round: int, cohort: Sequence[int] = (), values: Values | None = None) -> None:
-        """Forget what was known of an earlier round. A GPU's is told which clients will be asked what."""
-        if self.cache.round != round:
-            self.cache.clear()
-            self.cache.round = round
-        if values is not None:
-            self.cache.cohort = cohort
-            self.cache.sent = {value.token for value in values.values() if isinstance(value, Weights)}
-
-
-class Cache(dict[tuple[int, int], Outputs]):
-    """Outputs by client and weights, of one round; lanes of the same device share it."""
-
-    round = -1
-    cohort: Sequence[int] = ()
-    sent: frozenset[int] | set[int] = frozenset()
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-    def __reduce__(self) -> tuple[type["Cache"], tuple[()]]:
-        return Cache, ()  # a spawned process starts with nothing known
+        own = self.rows[:: -(-self.samples // OWN_PROBE)]
+        for name, weights in (("local_train_accuracy", after), ("train_accuracy", before)):
+            logits = site.forward(site.frozen("outputs", weights), data.x_train, own).logits
+            self.note(name, (logits.argmax(1) == data.y_train[own]).float())

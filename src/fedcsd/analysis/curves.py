@@ -9,20 +9,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
 
-COLOURS = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#000000",
-    "#999933",
-)  # told apart by colour-blind readers
+from fedcsd.analysis.figures import COLOURS, look
+
 LEGEND_ROWS = 22
 PERSONAL, HELD_OUT = "client_accuracy_personal_mean", "client_accuracy_local_mean"
-STYLES = ("-", "--", "-.", ":")
 PANELS = (
     ("test_accuracy", "test accuracy (%)", 100.0),
     ("own", "accuracy on clients' own data (%)", 100.0),
@@ -53,7 +45,7 @@ def plot_curves(
     for axis, (key, name, factor) in zip(axes, panels, strict=True):
         for index, (label, runs) in enumerate(histories.items()):
             values = [[_number(r.get(key)) * factor for r in h] for h in runs]
-            _line(axis, values, label, index, rounds, band=not many)
+            line(axis, values, label, index, rounds, band=not many)
         axis.set(xlabel="round", ylabel=name)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         axis.grid(alpha=0.3, linewidth=0.6)
@@ -83,23 +75,30 @@ def _with_own(histories: Mapping[str, Sequence[History]]) -> Mapping[str, Sequen
     return {label: [[own(r) for r in h] for h in runs] for label, runs in histories.items()}
 
 
-def _line(
-    axis: Axes, runs: Sequence[Sequence[float]], label: str, index: int, rounds: int, *, band: bool = True
+def line(
+    axis: Axes,
+    runs: Sequence[Sequence[float]],
+    label: str,
+    index: int,
+    rounds: int,
+    *,
+    band: bool = True,
+    width: float = 1.8,
+    x: NDArray[np.float64] | None = None,
 ) -> None:
+    """One method's runs against `x`, the rounds unless it is given."""
     length = max(len(run) for run in runs)
     padded = [[*run, *[np.nan] * (length - len(run))] for run in runs]
     values = np.ma.masked_invalid(np.array(padded, dtype=float).reshape(len(runs), length))
-    # Another order of styles in each turn through the colours, so that 32 lines look different.
-    colour = COLOURS[index % len(COLOURS)]
-    style = STYLES[(index + index // len(COLOURS)) % len(STYLES)]
-    x = np.arange(1, length + 1)
+    shown = look(index)
+    at = np.arange(1.0, length + 1) if x is None else x
     dot = "." if length == 1 else ""  # one round makes no line
-    axis.plot(x, values.mean(0), color=colour, linestyle=style, marker=dot, label=label, linewidth=1.8)
+    axis.plot(at, values.mean(0), marker=dot, label=label, linewidth=width, **shown)
     if band and len(runs) > 1:
-        axis.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.15, linewidth=0)
+        axis.fill_between(at, values.min(0), values.max(0), color=shown["color"], alpha=0.15, linewidth=0)
     for run in runs:
         if 0 < len(run) < rounds:
-            axis.plot(len(run), run[-1], "x", color=colour, markersize=6)
+            axis.plot(at[len(run) - 1], run[-1], "x", color=shown["color"], markersize=6)
 
 
 def _number(value: float | None) -> float:

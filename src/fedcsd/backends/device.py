@@ -19,7 +19,7 @@ from fedcsd.backends.streams import Group, Lanes, Runner, delivered, device_of_s
 from fedcsd.engines.stacked import NotStackable
 from fedcsd.errors import MethodFailed, RunStopped, UserError
 from fedcsd.exchange import Reply, Request
-from fedcsd.training import Site
+from fedcsd.site import Site
 from fedcsd.weights import Values, Weights, moved
 
 SMALL = 4_000_000  # numbers in a model up to which stacking is worth a try

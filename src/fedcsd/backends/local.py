@@ -26,7 +26,7 @@ import torch.multiprocessing  # lets tensors go to spawned processes in shared m
 from fedcsd.backends import frames, in_short
 from fedcsd.errors import MethodFailed, RunStopped
 from fedcsd.exchange import Reply, Request
-from fedcsd.training import Site
+from fedcsd.site import Site
 from fedcsd.weights import Layout, Values, Weights
 
 DEATHS = 3  # a client that ends its worker this often ends the run

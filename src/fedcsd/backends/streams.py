@@ -14,7 +14,8 @@ from fedcsd.engines import Task, Trained
 from fedcsd.engines.graphs import Graphs, Launcher
 from fedcsd.engines.stacked import Stacked, Turn, take_turns
 from fedcsd.exchange import Reply, Request
-from fedcsd.training import Engine, Site
+from fedcsd.site import Site
+from fedcsd.training import Engine
 from fedcsd.weights import Values, Weights, moved
 
 MANY = 10  # lanes for a model whose training takes little memory

@@ -91,6 +91,13 @@ class Task:
     """what the batches are drawn for: a second training of the same client draws others"""
     seed: int
     """of what draws inside the model"""
+    observed: bool = False
+    """whether somebody looks at the weights after each epoch"""
+
+    def after_epoch(self, network: Network) -> None:
+        """What every engine calls when an epoch is done; only an observed task needs to be looked at then."""
+        if self.observed:
+            self.client.observe(self.weights, network.weights())
 
     @property
     def samples(self) -> int:

@@ -40,6 +40,7 @@ class Eager:
             if not torch.cat(kept["train_loss"]).sum().isfinite():
                 where = f"the loss is no longer finite in local epoch {epoch + 1}"
                 return Trained(task.weights, steps, diverged=where)
+            task.after_epoch(network)
         sums = {name: torch.cat(some).sum(dtype=torch.float64) for name, some in kept.items()}
         totals, diverged = finish(network.flat, sums)
         return Trained(network.weights(), steps, totals, diverged)

@@ -25,7 +25,7 @@ from fedcsd.engines.eager import Eager, run_live
 from fedcsd.errors import note
 from fedcsd.models.network import Outputs
 from fedcsd.sgd import Sgd
-from fedcsd.training import Site
+from fedcsd.site import Site
 
 Program = list[tuple[torch.cuda.CUDAGraph, int]]
 """graphs to replay in turn, and how often each"""
@@ -286,12 +286,15 @@ class Graphs:
         except Exception as error:
             self._refuse(error)
             return self.eager.train(task)
-        if (rest, 1) in steps.graphs or not rest:
+        recorded_rest = (rest, 1) in steps.graphs or not rest
+        if recorded_rest and not task.observed:
             self.launcher.run(self.stream, program * settings.epochs)
         else:
             for _ in range(settings.epochs):
                 self.launcher.run(self.stream, program)
-                steps.step(rest)
+                if not recorded_rest:
+                    steps.step(rest)
+                task.after_epoch(steps.network)
         totals, diverged = finish(steps.network.flat, steps.sums)
         if not math.isfinite(totals["train_loss"]):
             diverged = "the loss is no longer finite in local training"

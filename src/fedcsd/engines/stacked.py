@@ -21,7 +21,7 @@ from torch.func import functional_call, grad, vmap
 from fedcsd.engines import Batch, Task, Trained, checked, looked_up
 from fedcsd.engines.graphs import Launcher, recorded
 from fedcsd.models.network import Outputs
-from fedcsd.training import Site
+from fedcsd.site import Site
 
 SHARES = (1, 0.75, 0.5, 0.25, 0.1)  # of the rows, for which a step is recorded
 
@@ -260,6 +260,8 @@ class Stacked:
     def _train(self, key: str, tasks: Sequence[Task]) -> list[Trained]:
         if any(task.key() is None for task in tasks):
             raise NotStackable("the loss or gradient is another function for every client")
+        if any(task.observed for task in tasks):
+            raise NotStackable("each client is looked at after every epoch")
         if any(task.live for task in tasks):
             raise NotStackable("a frozen network must look at every batch")
         shared = frozenset(n for n, t in tasks[0].given.items() if all(task.given[n] is t for task in tasks))

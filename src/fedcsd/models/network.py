@@ -22,6 +22,10 @@ class Outputs(NamedTuple):
     features: Tensor
 
 
+def concatenated(outputs: Sequence[Outputs]) -> Outputs:
+    return Outputs(torch.cat([o.logits for o in outputs]), torch.cat([o.features for o in outputs]))
+
+
 def find_classifier(module: nn.Module, images: Tensor, name: str = "") -> nn.Module:
     """The layer whose input are the features: the one named, or the linear layer whose output is the
     model's output, found by trying it on two images."""

@@ -1,0 +1,99 @@
+"""How figures for print look: sizes of a two-column paper, and colours and lines that anyone can tell apart."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from fedcsd.errors import UserError
+
+COLOURS = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+    "#000000",
+    "#999933",
+)  # told apart by colour-blind readers
+STYLES = ("-", "--", "-.", ":")
+COLUMN, PAGE = 3.5, 7.16  # inches: a column and the whole width of a two-column page
+SUFFIXES = (".png", ".svg", ".pdf")
+LOOK: Any = {
+    "font.size": 7,
+    "axes.titlesize": 7,
+    "axes.labelsize": 7,
+    "legend.fontsize": 6.5,
+    "xtick.labelsize": 6.5,
+    "ytick.labelsize": 6.5,
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "legend.frameon": False,
+    "lines.linewidth": 1.2,
+    "pdf.fonttype": 42,  # letters stay letters, as journals ask
+    "svg.hashsalt": "fedcsd",  # the same picture is the same file
+}
+
+
+def look(index: int) -> dict[str, Any]:
+    """Colour and style of the line of this number: another order of styles in each turn through the
+    colours, so that 32 lines look different."""
+    style = STYLES[(index + index // len(COLOURS)) % len(STYLES)]
+    return {"color": COLOURS[index % len(COLOURS)], "linestyle": style}
+
+
+@contextmanager
+def printed(width: float, height: float, stem: Path, written: list[Path]) -> Iterator[Figure]:
+    """A figure to draw on, of so many inches; at the end it is written as PNG, SVG and PDF, or as the one
+    that the ending of `stem` says. The paths are added to `written`."""
+    with matplotlib.rc_context(LOOK):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03)  # type: ignore[union-attr,call-arg]
+        yield figure
+        if stem.suffix in SUFFIXES:
+            paths = [stem]
+        else:
+            paths = [stem.with_name(stem.name + suffix) for suffix in SUFFIXES]
+        try:
+            stem.parent.mkdir(parents=True, exist_ok=True)
+            for path in paths:
+                dated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix)
+                figure.savefig(path, dpi=300, metadata=dated)
+        except OSError as error:
+            raise UserError(f"cannot write {stem}: {error.strerror or error}: choose another -o") from None
+        written += paths
+
+
+def dress(axis: Axes, title: str = "", **labels: Any) -> None:
+    """A thin grid, and title and labels."""
+    axis.grid(alpha=0.3, linewidth=0.4)
+    if title:
+        axis.set_title(title, loc="left")
+    axis.set(**labels)
+
+
+def below(figure: Figure, axes: Sequence[Axes]) -> None:
+    """One legend for all panels, below them, in as many columns as there is room for."""
+    handles = {n: h for axis in axes for h, n in zip(*axis.get_legend_handles_labels(), strict=True)}
+    widest = 0.45 + 0.05 * max(map(len, handles), default=0)  # inches
+    columns = max(1, min(4, int(figure.get_figwidth() / widest)))
+    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, handlelength=3)
+
+
+def grid(panels: int) -> tuple[int, int, float, float]:
+    """Rows, columns, width and height for so many panels, at most three beside each other."""
+    rows = -(-panels // 3)
+    columns = -(-panels // rows)
+    return rows, columns, COLUMN if columns == 1 else min(PAGE, 2.5 * columns), 2.0 * rows + 0.4
+
+
+def lettered(titles: Sequence[str]) -> list[str]:
+    return [f"({letter}) {title}" for letter, title in zip("abcdefghijkl", titles, strict=False)]

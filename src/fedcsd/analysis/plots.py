@@ -1,0 +1,250 @@
+"""Any recorded measurement of several runs against rounds, time or bytes; seeds of the same settings are one
+line with a band."""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+from fedcsd.analysis.curves import PANELS, History, line
+from fedcsd.analysis.figures import PAGE, SUFFIXES, below, dress, grid, printed
+from fedcsd.analysis.rows import IRRELEVANT
+from fedcsd.errors import UserError, note, unknown
+from fedcsd.methods import methods
+from fedcsd.naming import free, short
+from fedcsd.runs import RunDirectory
+
+MASK = {
+    "wrong_filtered": "wrong soft labels filtered",
+    "right_lost": "right soft labels lost",
+    "mask_rate": "soft labels kept",
+    "teacher_accuracy": "teacher's accuracy",
+}
+TIMES = {"round": "round", "seconds": "training time (s)", "bytes": "sent and received (MB)"}
+NAMES = {key: (name, factor) for key, name, factor in PANELS} | {
+    "target_entropy": ("target's entropy / log C", 1.0),
+    "train_accuracy": ("global model on training data (%)", 100.0),
+    "local_train_accuracy": ("local models on training data (%)", 100.0),
+    **{key: (f"{name} (%)", 100.0) for key, name in MASK.items()},
+}
+TRACKED = ("logit_drift", "feature_drift", "local_accuracy", "train_accuracy", "local_train_accuracy")
+UNTOLD = (*IRRELEVANT, "seed", "track_drift", "device")  # settings that make no group of their own
+UNIFORM = 1e-7  # where a uniform target is shown on a logarithmic axis: about the rounding of float32
+SHARES = ("accuracy", "domain_mean")  # in the name of what is a share
+
+
+def found(paths: Sequence[Path]) -> list[RunDirectory]:
+    """The runs at these paths; a folder of runs, such as a comparison's, stands for all of them."""
+    runs = []
+    for path in paths:
+        inside = [] if (path / "config.toml").is_file() else sorted(path.glob("*/config.toml"))
+        runs += [RunDirectory.open(config.parent) for config in inside] or [RunDirectory.open(path)]
+    return list({run.path.resolve(): run for run in runs}.values())
+
+
+def grouped(runs: Sequence[RunDirectory]) -> dict[str, list[History]]:
+    """Histories by label; runs that differ in their seed only are together."""
+    groups: dict[str, list[RunDirectory]] = {}
+    for run in runs:
+        same = {key: value for key, value in run.settings.items() if key not in UNTOLD}
+        groups.setdefault(repr(sorted(same.items())), []).append(run)
+    found: dict[str, list[History]] = {}
+    labels = labels_of([some[0].settings for some in groups.values()])
+    for label, some in zip(labels, groups.values(), strict=True):
+        found[free(label, found)] = [flat(run.history()) for run in some]
+    return found
+
+
+def labels_of(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A label for each: the method as one names it, and the settings in which they differ."""
+    keys = [key for key in settings[0] if key not in (*UNTOLD, "method")]
+    differ = [key for key in keys if any(s.get(key) != settings[0].get(key) for s in settings)]
+    return [
+        ", ".join([method_label(s["method"]), *(f"{key}={_brief(s.get(key))}" for key in differ)])
+        for s in settings
+    ]
+
+
+def _brief(value: Any) -> str:
+    return str(value["name"]) if isinstance(value, Mapping) else str(value)
+
+
+def method_label(table: Mapping[str, Any]) -> str:
+    """`fedcsd:uniform`, `fedcsd:mu=0.01`: the name with what differs from the defaults, by preset if one says it."""
+    name, options = table["name"], {key: value for key, value in table.items() if key != "name"}
+    if name not in methods.names:
+        return short(name)
+    made = methods.load(name)
+    defaults = {key: field.default for key, field in made.__dataclass_fields__.items()}
+    changed = {key: value for key, value in options.items() if value != defaults.get(key)}
+    presets = [(preset, sets) for preset, sets in made.presets.items() if sets.items() <= changed.items()]
+    preset, sets = max(presets, key=lambda some: len(some[1]), default=("", {}))
+    rest = [f"{key}={value}" for key, value in changed.items() if key not in sets]
+    return ":".join(filter(None, (name, preset, *rest)))
+
+
+def flat(history: History) -> list[dict[str, Any]]:
+    """Records whose groups (`domain_accuracy`) are names with a dot (`domain_accuracy.amazon`)."""
+    return [
+        {k: v for key, value in record.items() for k, v in _spread(key, value).items()} for record in history
+    ]
+
+
+def _spread(key: str, value: Any) -> dict[str, Any]:
+    return {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value}
+
+
+def metrics_of(histories: Mapping[str, Sequence[History]]) -> list[str]:
+    """What was measured in any of the runs."""
+    records = [r for runs in histories.values() for h in runs for r in h]
+    return sorted({k for r in records for k, v in r.items() if isinstance(v, (int, float)) and k != "round"})
+
+
+def checked(histories: Mapping[str, Sequence[History]], wanted: Sequence[str]) -> None:
+    """Refuse what was not measured, and say of which runs a measurement is missing."""
+    known = metrics_of(histories)
+    if not known:
+        raise UserError("these runs have no finished round yet")
+    for name in wanted:
+        if name not in known and name in TRACKED:
+            raise UserError(f"{name} was not measured in these runs: train them with --track-drift")
+        if name not in known:
+            raise unknown("metric", name, known)
+        without = [label for label, runs in histories.items() if not any(name in r for h in runs for r in h)]
+        if without:
+            note(f"{', '.join(without)}: {name} was not measured there")
+
+
+def plot(
+    histories: Mapping[str, Sequence[History]],
+    stem: Path,
+    *,
+    y: Sequence[str] = ("test_accuracy",),
+    x: str = "round",
+) -> list[Path]:
+    """A panel for each measurement in `y`, a line for each label: the mean over its runs, their range as a
+    band. The ending of `stem` says what is written; without one it is PNG, SVG and PDF."""
+    checked(histories, y)
+    if x not in TIMES:
+        raise unknown("axis (--x)", x, TIMES)
+    written: list[Path] = []
+    rows, columns, width, height = grid(len(y))
+    with printed(width, height + 0.04 * len(histories), stem, written) as figure:
+        axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+        for axis, key in zip(axes, y, strict=False):
+            label, factor = NAMES.get(key, _named(key))
+            for index, (name, runs) in enumerate(histories.items()):
+                some = [h for h in runs if any(key in r for r in h)]
+                if some:
+                    _line(axis, some, key, factor, name, index, x)
+            dress(axis, xlabel=TIMES[x], ylabel=label)
+            axis.xaxis.set_major_locator(MaxNLocator(integer=x == "round", nbins=6))
+        for axis in axes[len(y) :]:
+            axis.set_visible(False)
+        below(figure, axes)
+    return written
+
+
+def _named(key: str) -> tuple[str, float]:
+    share = any(part in key for part in SHARES)
+    return key.replace("_", " ") + (" (%)" if share else ""), 100.0 if share else 1.0
+
+
+def _line(
+    axis: Axes, runs: Sequence[History], key: str, factor: float, name: str, index: int, x: str
+) -> None:
+    values = [[factor * v if (v := r.get(key)) is not None else np.nan for r in h] for h in runs]
+    longest = max(map(len, values))  # a run that ended before the others has a cross at its end
+    line(axis, values, name, index, longest, width=1.2, x=_times(runs, x))
+
+
+def _times(runs: Sequence[History], x: str) -> NDArray[np.float64]:
+    """Where each round lies on the axis; of time and bytes the mean over the runs that got there."""
+    length = max(len(h) for h in runs)
+    if x == "round":
+        return np.array([r["round"] for r in max(runs, key=len)], dtype=float)
+    sums = np.full((len(runs), length), np.nan)
+    for row, history in zip(sums, runs, strict=True):
+        row[: len(history)] = list(accumulate(_cost(record, x) for record in history))
+    found: NDArray[np.float64] = np.nanmean(sums, axis=0)
+    return found
+
+
+def _cost(record: Mapping[str, Any], x: str) -> float:
+    if x == "seconds":
+        return float(record["seconds"])
+    return (float(record["bytes_down"]) + float(record["bytes_up"])) / 1e6
+
+
+def plot_mask(histories: Mapping[str, Sequence[History]], stem: Path) -> list[Path]:
+    """What FedCSD's mask does, round by round, a panel for each label: the paper's filter rate of wrong
+    soft labels, what it costs of right ones, and how good the teacher is."""
+    known = {
+        label: [h for h in runs if any("mask_rate" in r for r in h)] for label, runs in histories.items()
+    }
+    known = {label: runs for label, runs in known.items() if runs}
+    if not known:
+        raise UserError("none of these runs has a mask: --mask is for runs of fedcsd")
+    written: list[Path] = []
+    rows, columns, width, height = grid(len(known))
+    with printed(width, height, stem, written) as figure:
+        axes = list(figure.subplots(rows, columns, squeeze=False, sharey=True).flat)
+        for axis, (label, runs) in zip(axes, known.items(), strict=False):
+            for index, (key, name) in enumerate(MASK.items()):
+                if any(key in r for h in runs for r in h):
+                    _line(axis, runs, key, 100.0, name, index, "round")
+            dress(axis, label, xlabel="round", ylim=(-3, 103))
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        for axis in axes[::columns]:
+            axis.set_ylabel("share (%)")
+        for axis in axes[len(known) :]:
+            axis.set_visible(False)
+        below(figure, axes)
+    return written
+
+
+def plot_target(histories: Mapping[str, Sequence[History]], stem: Path) -> list[Path]:
+    """How far FedCSD's target is from uniform, `1 − H(q) / log C` (logarithmic), and accuracy beside it."""
+    measured = {
+        label: [[{**r, "distance": _from_uniform(r)} for r in h] for h in runs]
+        for label, runs in histories.items()
+        if any("target_entropy" in r for h in runs for r in h)
+    }
+    if not measured:
+        raise UserError("none of these runs has a target: --target is for runs of fedcsd")
+    written: list[Path] = []
+    with printed(PAGE * 0.75, 2.6, stem, written) as figure:
+        left, right = figure.subplots(1, 2)
+        left.set(ylim=(UNIFORM / 2, 1), yscale="log")
+        for index, (label, runs) in enumerate(histories.items()):
+            _line(right, runs, "test_accuracy", 100.0, label, index, "round")
+            if label in measured:
+                _line(left, measured[label], "distance", 1.0, label, index, "round")
+        dress(
+            left, "(a) distance from a uniform target", xlabel="round", ylabel="1 − target's entropy / log C"
+        )
+        dress(right, "(b) accuracy", xlabel="round", ylabel="test accuracy (%)")
+        for axis in (left, right):
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
+        below(figure, [right])
+    return written
+
+
+def _from_uniform(record: Mapping[str, Any]) -> float:
+    """`1 − H(q) / log C`, as it is shown."""
+    entropy = record.get("target_entropy")
+    return float("nan") if entropy is None else max(UNIFORM, 1 - entropy)
+
+
+def stem_for(paths: Sequence[Path], name: str, out: Path | None) -> Path:
+    """Where a figure goes: what -o says, else beside the first run."""
+    if out is None:
+        return paths[0] / "analysis" / name
+    if out.suffix not in SUFFIXES:
+        raise UserError(f"-o writes .png, .svg or .pdf, not {out.name}")
+    return out.expanduser()

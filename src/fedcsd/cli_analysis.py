@@ -1,0 +1,212 @@
+"""The commands that look into trained runs: `fedcsd drift`, `tsne` and `plot`."""
+
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+
+from fedcsd.errors import UserError
+
+run_argument = click.argument("path", type=click.Path(path_type=Path), metavar="RUN")
+runs_argument = click.argument(
+    "paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN…"
+)
+folder_option = click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FOLDER",
+    help="where to write  [dim](default: RUN/analysis)[/dim]",
+)
+device_option = click.option(
+    "--device", type=click.Choice(["cpu", "cuda"]), help="where to train  [dim](default: as the run)[/dim]"
+)
+workers_option = click.option(
+    "--workers", type=int, help="clients that train at once  [dim](default: as the run)[/dim]"
+)
+
+
+@click.command()
+@run_argument
+@click.option(
+    "--epochs",
+    type=click.IntRange(min=1),
+    default=10,
+    help="local epochs of the round; the paper has 50  [dim](default: 10)[/dim]",
+)
+@click.option(
+    "--methods",
+    metavar="A,B,…",
+    help="methods, named as in `fedcsd run --method`  [dim](default: the paper's four, and the run's own)[/dim]",
+)
+@click.option(
+    "--images",
+    type=click.IntRange(min=1),
+    default=10_000,
+    help="test images to measure on, the first ones  [dim](default: 10000)[/dim]",
+)
+@device_option
+@workers_option
+@folder_option
+def drift(
+    path: Path, epochs: int, methods: str | None, images: int, out: Path | None, **changes: Any
+) -> None:
+    """How local models leave the global one, and what they forget.
+
+    From the run's last global model each method does one round of many local epochs. After every epoch
+    the local models' logits and features are compared with the global model's on test images, and the
+    local models and their average are tested: the paper's Fig. 1. Panel d shows the run's own rounds, with
+    four lines if it was run with --track-drift. A table and a heat map say which classes were forgotten.
+
+    \b
+      fedcsd drift runs/first
+      fedcsd drift runs/first --epochs 50 --methods fedavg,fedprox,fedcsd:mu=0.01
+    """
+    from fedcsd.analysis import drift as drifts
+    from fedcsd.analysis import forgetting
+    from fedcsd.analysis.start import latest
+    from fedcsd.console import Work, say, show_table
+
+    run = latest(path)
+    chosen = methods or drifts.methods_for(run)
+    with Work("local trainings") as work:
+        found = drifts.study(run, epochs=epochs, methods=chosen, images=images, report=work, **changes)
+    folder = out.expanduser() if out else path / "analysis"
+    written = [
+        *drifts.draw(found, folder / "drift"),
+        *forgetting.draw(found.forgetting, folder / "forgetting"),
+    ]
+    written.append(write_json(folder / "drift.json", found.to_json()))
+    of = f"{found.images} test images, on which the global model has {100 * found.accuracy:.2f} %"
+    say(f"after {epochs} local epoch{'s' * (epochs > 1)}, on {of}:")
+    show_table(["method", "logit drift", "feature drift", "local (%)", "average (%)"], found.rows())
+    say(
+        "on the classes that a client holds and on those it does not (accuracy in percent, mean over clients):"
+    )
+    show_table(*found.forgetting.table())
+    if not all("train_accuracy" in record for record in found.history):
+        say("panel d lacks the local models: train the run with --track-drift to have them")
+    show_written(written)
+
+
+@click.command()
+@runs_argument
+@click.option(
+    "--client", type=int, help="whose local model  [dim](default: who holds the fewest classes)[/dim]"
+)
+@click.option(
+    "--epochs",
+    type=click.IntRange(min=1),
+    help="local epochs of the local model  [dim](default: as the run)[/dim]",
+)
+@click.option(
+    "--samples",
+    type=click.IntRange(min=10),
+    default=2000,
+    help="test images to show  [dim](default: 2000)[/dim]",
+)
+@device_option
+@workers_option
+@folder_option
+def tsne(
+    paths: tuple[Path, ...],
+    client: int | None,
+    epochs: int | None,
+    samples: int,
+    out: Path | None,
+    **changes: Any,
+) -> None:
+    """Features of test images in the plane (t-SNE), coloured by class.
+
+    Of one run its global model and one local model, trained from it in one more round. Of several runs all
+    global models, and of the last run two local models: trained with cross-entropy alone, and with the full
+    local loss. With a FedAvg and a FedCSD run these are the paper's four panels. Below each panel stands how
+    well the features themselves tell the classes apart.
+
+    \b
+      fedcsd tsne runs/first --client 3
+      fedcsd tsne runs/fedavg runs/fedcsd
+    """
+    from fedcsd.analysis import tsne as planes
+    from fedcsd.analysis.plots import labels_of
+    from fedcsd.analysis.start import latest
+    from fedcsd.console import Work
+    from fedcsd.naming import free
+
+    runs: dict[str, Any] = {}
+    found = [latest(path) for path in paths]
+    for label, run in zip(labels_of([run.settings for run in found]), found, strict=True):
+        runs[free(label, runs)] = run
+    folder = out.expanduser() if out else paths[0] / "analysis"
+    with Work("steps") as work:
+        written = planes.picture(
+            runs, folder / "tsne", samples=samples, client=client, epochs=epochs or 0, report=work, **changes
+        )
+    show_written(written)
+
+
+@click.command()
+@runs_argument
+@click.option(
+    "--y",
+    "metrics",
+    default="test_accuracy",
+    metavar="NAME,…",
+    help="what to show, a panel each: any measurement of metrics.jsonl  [dim](default: test_accuracy)[/dim]",
+)
+@click.option(
+    "--x", default="round", metavar="round|seconds|bytes", help="against what  [dim](default: round)[/dim]"
+)
+@click.option("--mask", is_flag=True, help="what FedCSD's mask filters, instead of --y")
+@click.option("--target", is_flag=True, help="how far FedCSD's target is from uniform, instead of --y")
+@click.option(
+    "-o",
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="picture to write: .png, .svg or .pdf  [dim](default: all three, in RUN/analysis of the first)[/dim]",
+)
+def plot(paths: tuple[Path, ...], metrics: str, x: str, mask: bool, target: bool, out: Path | None) -> None:
+    """Draw what runs recorded. Seeds of the same settings are one line with a band.
+
+    RUN may be a comparison's folder, which stands for all runs in it.
+
+    \b
+      fedcsd plot runs/compare
+      fedcsd plot runs/fedavg runs/fedcsd --y test_accuracy,logit_drift --x bytes -o figure.pdf
+      fedcsd plot runs/fedcsd --mask
+    """
+    from fedcsd.analysis import plots
+
+    if mask and target:
+        raise UserError("--mask and --target are two pictures: give one of them")
+    histories = plots.grouped(plots.found(paths))
+    wanted = [name.strip() for name in metrics.split(",") if name.strip()] or ["test_accuracy"]
+    name = "mask" if mask else "target" if target else "-".join(wanted) + ("" if x == "round" else f"-by-{x}")
+    stem = plots.stem_for(paths, name, out)
+    if mask:
+        written = plots.plot_mask(histories, stem)
+    elif target:
+        written = plots.plot_target(histories, stem)
+    else:
+        written = plots.plot(histories, stem, y=wanted, x=x)
+    show_written(written)
+
+
+def write_json(path: Path, content: Any) -> Path:
+    import json
+
+    from fedcsd.packing import finite
+
+    path.write_text(json.dumps(finite(content)) + "\n", encoding="utf-8")
+    return path
+
+
+def show_written(paths: list[Path]) -> None:
+    from fedcsd.console import say
+
+    endings: dict[Path, list[str]] = {}
+    for path in paths:
+        endings.setdefault(path.with_suffix(""), []).append(path.suffix)
+    for stem, (first, *others) in endings.items():
+        say(f"written: {stem}{first}" + (f" ({', '.join(others)})" if others else ""))

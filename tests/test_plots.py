@@ -1,0 +1,115 @@
+"""Curves of any measurement: which runs are one line, how they are called, and where rounds lie."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedcsd.analysis import plots
+from fedcsd.errors import Note, UserError
+
+BASE = {"data": "digits", "clients": 10, "beta": 0.1, "rounds": 3, "workers": 2, "device": "cpu"}
+FEDCSD = {"name": "fedcsd", "mu": 0.001, "tau": 10.0, "alpha": 0.9, "similarity": True, "mask": "adaptive"}
+FEDCSD |= {"teacher": "average", "target": "teacher", "similarity_scale": "none", "variant": "paper"}
+
+
+def record(round: int, **values: Any) -> dict[str, Any]:
+    fixed = {"round": round, "test_accuracy": 0.1 * round, "seconds": 2.0, "bytes_down": 3e6, "bytes_up": 1e6}
+    return {**fixed, **values}
+
+
+def stored(path: Path, method: dict[str, Any], seed: int = 0, **changes: Any) -> Path:
+    """A run directory with a config and three rounds."""
+    import tomli_w
+
+    path.mkdir(parents=True)
+    config = {**BASE, "seed": seed, **changes, "method": method, "facts": {"data": ""}}
+    (path / "config.toml").write_text(tomli_w.dumps(config))
+    lines = [json.dumps(record(r, target_entropy=0.9)) for r in (1, 2, 3)]
+    (path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    return path
+
+
+def test_methods_are_called_as_one_names_them() -> None:
+    def called(**changes: Any) -> str:
+        return plots.method_label({**FEDCSD, **changes})
+
+    assert called() == "fedcsd"
+    assert called(mu=0.01) == "fedcsd:mu=0.01"
+    assert called(target="uniform") == "fedcsd:uniform"
+    assert called(target="uniform", mu=0.01) == "fedcsd:uniform:mu=0.01"
+    assert called(similarity=False, mask="none", teacher="global") == "fedcsd:base"
+    assert plots.method_label({"name": "/tmp/my_method.py:Mine", "mu": 1.0}) == "Mine"
+
+
+def test_seeds_are_one_line_and_what_differs_is_told(tmp_path: Path) -> None:
+    stored(tmp_path / "c" / "a", FEDCSD, 0)
+    stored(tmp_path / "c" / "b", FEDCSD, 1, workers=1)
+    other = stored(tmp_path / "other", FEDCSD, 0, beta=0.5)
+    stored(tmp_path / "c" / "d", {"name": "fedavg"}, 0)
+    found = plots.grouped(plots.found([tmp_path / "c", other, tmp_path / "c" / "a"]))
+    assert {label: len(runs) for label, runs in found.items()} == {
+        "fedcsd, beta=0.1": 2,
+        "fedavg, beta=0.1": 1,
+        "fedcsd, beta=0.5": 1,
+    }
+    together = plots.grouped(plots.found([tmp_path / "c"]))
+    assert list(together) == ["fedcsd", "fedavg"]
+
+
+def test_where_rounds_lie_on_the_axis() -> None:
+    short, long = [record(1, seconds=1.0)], [record(1, seconds=3.0), record(2, seconds=5.0)]
+    assert plots._times([short, long], "round").tolist() == [1, 2]
+    assert plots._times([short, long], "seconds").tolist() == [2.0, 8.0]
+    assert plots._times([long], "bytes").tolist() == [4.0, 8.0]
+
+
+def test_unknown_metrics_suggest_the_nearest(tmp_path: Path) -> None:
+    histories = {"a": [[record(1)]], "b": [[record(1, logit_drift=1.0)]]}
+    with pytest.raises(UserError, match="unknown metric 'test_acuracy': did you mean test_accuracy"):
+        plots.plot(histories, tmp_path / "x.png", y=["test_acuracy"])
+    with pytest.raises(
+        UserError, match="logit_drift was not measured in these runs: train them with --track"
+    ):
+        plots.plot({"a": [[record(1)]]}, tmp_path / "x.png", y=["logit_drift"])
+    with pytest.raises(UserError, match="unknown axis"):
+        plots.plot(histories, tmp_path / "x.png", x="hours")
+    with pytest.raises(UserError, match="no finished round"):
+        plots.plot({"a": [[]]}, tmp_path / "x.png")
+    with pytest.warns(Note, match="a: logit_drift was not measured there"):
+        assert plots.plot(histories, tmp_path / "x.pdf", y=["logit_drift"]) == [tmp_path / "x.pdf"]
+    assert (tmp_path / "x.pdf").read_bytes().startswith(b"%PDF")
+
+
+def test_groups_within_a_record_have_names_with_a_dot() -> None:
+    history = [record(1, domain_accuracy={"amazon": 0.5})]
+    assert plots.metrics_of({"a": [plots.flat(history)]})[-4:] == [
+        "bytes_up",
+        "domain_accuracy.amazon",
+        "seconds",
+        "test_accuracy",
+    ]
+
+
+def test_the_distance_from_a_uniform_target() -> None:
+    assert plots._from_uniform({"target_entropy": 0.75}) == 0.25
+    assert plots._from_uniform({"target_entropy": 1.0}) == 1e-7
+    assert np.isnan(plots._from_uniform({}))
+
+
+@pytest.mark.parametrize("figure", [plots.plot_mask, plots.plot_target])
+def test_pictures_of_fedcsd_need_fedcsd(figure: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="none of these runs has a"):
+        figure({"fedavg": [[record(1)]]}, tmp_path / "x.png")
+    shares = dict.fromkeys(plots.MASK, 0.5)
+    paths = figure({"fedcsd": [[record(r, target_entropy=0.9, **shares) for r in (1, 2)]]}, tmp_path / "x")
+    assert [path.name for path in paths] == ["x.png", "x.svg", "x.pdf"]
+
+
+def test_where_a_figure_goes(tmp_path: Path) -> None:
+    assert plots.stem_for([tmp_path / "r"], "mask", None) == tmp_path / "r" / "analysis" / "mask"
+    assert plots.stem_for([tmp_path], "mask", tmp_path / "x.svg") == tmp_path / "x.svg"
+    with pytest.raises(UserError, match=r"-o writes \.png, \.svg or \.pdf, not x\.txt"):
+        plots.stem_for([tmp_path], "mask", tmp_path / "x.txt")

@@ -1,0 +1,151 @@
+"""Features in the plane: seeded, shaped, and the numbers beside them; and the commands on a small run."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import Fedcsd
+
+import fedcsd as package
+from fedcsd.analysis import tsne
+from fedcsd.analysis.start import latest, ready
+from fedcsd.cli import guarded
+from fedcsd.errors import UserError
+from fedcsd.exchange import Request
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A FedAvg and a FedCSD run on digits."""
+    folder = tmp_path_factory.mktemp("runs")
+    for method in ("fedavg", "fedcsd"):
+        package.run(
+            method=method,
+            data="digits",
+            clients=5,
+            rounds=2,
+            epochs=1,
+            lr=0.1,
+            track_drift=True,
+            out=folder / method,
+        )
+    return {method: folder / method for method in ("fedavg", "fedcsd")}
+
+
+def test_embedding_is_seeded_and_in_the_plane() -> None:
+    features = np.random.default_rng(0).normal(size=(60, 5)).astype(np.float32)
+    first = tsne.embedded(features, 3)
+    assert first.shape == (60, 2)
+    assert np.isfinite(first).all()
+    assert np.array_equal(first, tsne.embedded(features, 3))
+
+
+def test_the_papers_four_panels(runs: dict[str, Path], tmp_path: Path) -> None:
+    told: list[int] = []
+    loaded = {label: latest(path) for label, path in runs.items()}
+    paths = tsne.picture(
+        loaded, tmp_path / "x" / "tsne", samples=80, client=2, report=lambda _, done, total: told.append(done)
+    )
+    assert [path.name for path in paths] == ["tsne.png", "tsne.svg", "tsne.pdf", "tsne.json"]
+    clouds = json.loads(paths[-1].read_text())
+    assert [cloud["title"].replace("\n", ", ") for cloud in clouds] == [
+        "fedavg, global model",
+        "fedcsd, global model",
+        "fedcsd, client 2, cross-entropy alone",
+        "fedcsd, client 2, full local loss",
+    ]
+    assert np.array(clouds[0]["points"]).shape == (80, 2)
+    assert told == list(range(7))
+    # Each image told by its ten nearest others, worked out one by one.
+    experiment = ready(loaded["fedavg"])
+    features, labels = tsne.features_of(experiment, experiment.weights, 80)
+    assert labels.tolist() == clouds[0]["labels"]
+    right = 0
+    for one in range(80):
+        distance = ((features.astype(np.float64) - features[one]) ** 2).sum(1)
+        distance[one] = np.inf
+        right += np.bincount(labels[np.argsort(distance)[:10]], minlength=10).argmax() == labels[one]
+    assert clouds[0]["neighbours_accuracy"] == pytest.approx(right / 80)
+    assert -1 <= clouds[0]["silhouette"] <= 1
+
+
+def test_the_local_model_is_that_of_the_methods_next_round(runs: dict[str, Path]) -> None:
+    run = latest(runs["fedavg"])
+    experiment = ready(run)
+    (method,) = tsne._methods(run, plain=True).values()
+    client, weights = tsne._local(experiment, method, 2, None, 0)
+    held = [len(np.unique(experiment.data.y_train.numpy()[rows])) for rows in experiment.parts]
+    assert held[client] == min(held)
+    expected = experiment.site().answer(Request(2, "train", {"weights": experiment.weights}), client, {})
+    assert weights.flat.equal(expected.weights.flat)
+
+
+def test_a_client_that_is_not_there(runs: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="there is no client 9: choose from 0 to 4"):
+        tsne.picture({"a": latest(runs["fedavg"])}, tmp_path / "x", client=9)
+    with pytest.raises(UserError, match="at least one run"):
+        tsne.picture({}, tmp_path / "x")
+
+
+def test_drift_writes_beside_the_run(fedcsd: Fedcsd, runs: dict[str, Path]) -> None:
+    own = runs["fedcsd"]
+    result = fedcsd("drift", str(own), "--epochs", "2")
+    assert result.returncode == 0, result.stderr
+    for word in ("feature_distillation", "logit drift", "not held", "analysis/drift.png (.svg, .pdf, .json)"):
+        assert word in result.stdout
+    saved = json.loads((own / "analysis/drift.json").read_text())
+    assert list(saved["curves"]) == ["fedavg", "feature_distillation", "logit_distillation", "fedcsd"]
+    assert len(saved["curves"]["fedcsd"]["logit_drift"]) == 2
+    assert (own / "analysis/forgetting.pdf").exists()
+
+
+def test_tsne_and_plot_write_where_they_are_told(
+    runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert guarded(["tsne", str(runs["fedcsd"]), "--samples", "50", "-o", f"{tmp_path}/x"], False) == 0
+    assert len(json.loads((tmp_path / "x/tsne.json").read_text())) == 2
+    capsys.readouterr()
+    both = [str(path) for path in runs.values()]
+    picture = f"{tmp_path}/p.svg"
+    assert guarded(["plot", *both, "--y", "local_train_accuracy", "-o", picture], False) == 0
+    assert capsys.readouterr().out == f"written: {picture}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("plot", "{run}", "--y", "loss"), "error: unknown metric 'loss': did you mean"),
+        (("plot", "{run}", "--mask", "--target"), "error: --mask and --target are two pictures"),
+        (("plot", "nowhere"), "error: nowhere holds no run"),
+        (("drift", "{run}", "--methods", "fedavgg"), "error: unknown method 'fedavgg': did you mean"),
+        (("drift", "{run}", "--device", "cuda"), "error: there is no CUDA device here"),
+        (("tsne", "nowhere"), "error: nowhere holds no run"),
+    ],
+)
+def test_mistakes_are_one_line(
+    runs: dict[str, Path], arguments: tuple[str, ...], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if "cuda" in arguments and torch.cuda.is_available():
+        pytest.skip("there is one")
+    assert guarded([a.format(run=runs["fedavg"]) for a in arguments], False) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(line)
+    assert said.count("\n") == 1
+
+
+def test_overwriting_a_run_removes_what_was_made_of_it(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {
+        "method": "fedavg",
+        "clients": 3,
+        "rounds": 1,
+        "epochs": 1,
+        "out": tmp_path / "r",
+    }
+    package.run(**settings)
+    (tmp_path / "r/analysis").mkdir()
+    (tmp_path / "r/analysis/drift.json").write_text("{}")
+    package.run(**settings, overwrite=True)
+    assert not (tmp_path / "r/analysis").exists()
