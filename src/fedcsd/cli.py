@@ -21,6 +21,7 @@ from fedcsd.cli_options import (
     set_option,
     setting_options,
 )
+from fedcsd.cli_reproduce import reproduce
 from fedcsd.config import TABLES, layered
 from fedcsd.errors import RunStopped, UserError, show_notes
 from fedcsd.naming import short
@@ -303,6 +304,7 @@ def show_compared(path: Path, rows: Sequence[Any], seeds: Sequence[int], setting
 
 cli.add_command(list_)
 cli.add_command(new_method)
+cli.add_command(reproduce)
 
 
 def main(arguments: list[str] | None = None) -> None:
