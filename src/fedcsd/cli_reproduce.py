@@ -52,6 +52,13 @@ OF_SCALE = dict.fromkeys(
     default=Path("runs/paper"),
     help="folder of runs, tables and figures  [dim](default: runs/paper)[/dim]",
 )
+@click.option(
+    "--jobs",
+    type=click.IntRange(0),
+    default=1,
+    help="runs trained at once, each in a process of its own, on the next GPU where there are several "
+    "(0: one for each GPU)  [dim](default: 1)[/dim]",
+)
 @click.option("--dry-run", is_flag=True, help="list the runs and how far each is; train and write nothing")
 @click.option("--no-train", is_flag=True, help="write tables and figures of the runs there are")
 @set_option
@@ -63,6 +70,7 @@ def reproduce(
     only: str,
     given: tuple[str, ...],
     out: Path,
+    jobs: int,
     dry_run: bool,
     no_train: bool,
     assignments: tuple[str, ...],
@@ -72,8 +80,8 @@ def reproduce(
 
     NAME is a table or figure, several of them, or [bold]all[/bold]; without one they are listed. Runs are kept and
     shared between tables, so the same command again goes on where it was cut off, and a second table
-    trains only what the first did not. The same command in several terminals shares the work, on one GPU
-    each with CUDA_VISIBLE_DEVICES.
+    trains only what the first did not. The same command on several machines with a common --out shares
+    the work, and so does [bold]--jobs[/bold] on one.
 
     \b
       fedcsd reproduce table1 --scale smoke
@@ -97,13 +105,17 @@ def reproduce(
     if dry_run:
         show_plan(paper.plans(chosen, choices, out), wanted)
         return
-    train_and_show(chosen, choices, out, wanted, not no_train)
+    train_and_show(chosen, choices, out, wanted, jobs, not no_train)
 
 
-def train_and_show(names: Sequence[str], choices: Choices, out: Path, only: Any, train: bool) -> None:
+def train_and_show(
+    names: Sequence[str], choices: Choices, out: Path, only: Any, jobs: int, train: bool
+) -> None:
     from fedcsd.console import Training, say
+    from fedcsd.paper.helpers import helping, shared_out
     from fedcsd.paper.reproduce import plans, reproduce, wanted
 
+    choices, jobs = shared_out(choices, jobs) if train else (choices, 1)
     runs = {run.path: run for some in plans(names, choices, out).values() for run in wanted(some, only)}
     left = [run for run in runs.values() if not run.ended]
     say(f"scale {choices.scale}: {choices.of_scale.meaning}")
@@ -111,11 +123,12 @@ def train_and_show(names: Sequence[str], choices: Choices, out: Path, only: Any,
         say(f"note: {note}")
     if left and train:
         expected = duration_text(sum(run.seconds for run in left))
-        say(f"{len(runs)} runs, {len(left)} of them to train: {expected} on {choices.of_scale.machine}")
-    with Training() as training:
+        say(f"{len(runs)} runs, {len(left)} of them to train: about {expected} on {choices.of_scale.machine}")
+    jobs = min(jobs, len(left))
+    with Training() as training, helping(jobs, names, choices, out, only):
 
         def start(run: Any, rounds: int, coming: Sequence[Any]) -> Any:
-            weight, ahead = run.seconds / rounds, sum(other.seconds for other in coming)
+            weight, ahead = run.seconds / rounds, sum(other.seconds for other in coming) / jobs
             return training.follow(run.label, rounds, len(coming), weight=weight, ahead=ahead)
 
         reproduce(
@@ -143,7 +156,7 @@ def show_made(made: Any) -> None:
         say(text.title_of(measured.part, report))
         show_table(*text.table(report, measured, PLAIN), wide=True)
     for line in (
-        *text.findings(report),
+        *text.findings(report, pairs=False),
         *text.legend(report),
         *text.remarks(report),
         text.missing_line(report),
@@ -165,10 +178,10 @@ def show_plan(plans: dict[str, Any], only: Any) -> None:
         say(f"{name}: {len(some)} runs" + (" that no table above has" if name != next(iter(plans)) else ""))
         if some:
             rows = [[run.label, run.state, run.path.name] for run in some.values()]
-            show_table(["run", "state", "folder"], rows, left=3)
+            show_table(["run", "state", "folder"], rows, left=3, wide=True)
     left = [run for run in seen.values() if not run.ended]
     took = duration_text(sum(run.seconds for run in left))
-    say(f"{len(seen)} runs, {len(left)} to train" + (f": {took}" if left else ""))
+    say(f"{len(seen)} runs, {len(left)} to train" + (f": about {took}" if left else ""))
 
 
 def list_names() -> None:
@@ -185,21 +198,21 @@ def list_names() -> None:
         ]
         title = EXHIBITS[name].title if name in EXHIBITS else "all of them; what they share is trained once"
         rows.append([name, title, str(len(some)), *times])
-    show_table(["name", "what it makes", "runs a seed", *SCALES], rows, left=2)
-    machines = dict.fromkeys(f"{scale.machine}" for scale in SCALES.values())
-    say(
-        f"times: smoke and small on {', paper on '.join(machines)}; seeds: "
-        + ", ".join(f"{name} {','.join(map(str, scale.seeds))}" for name, scale in SCALES.items())
-    )
+    show_table(["name", "what it makes", "runs", *SCALES], rows, left=2)
+    seeds = ", ".join(f"{name} {len(scale.seeds)}" for name, scale in SCALES.items())
+    say(f"runs: for each seed; seeds: {seeds}")
+    for machine in dict.fromkeys(scale.machine for scale in SCALES.values()):
+        some = [name for name, scale in SCALES.items() if scale.machine == machine]
+        say(f"time of {' and '.join(some)}: roughly, on {machine}")
     say("start with: fedcsd reproduce table1 --scale smoke")
 
 
 def duration_text(seconds: float) -> str:
     """Roughly how long, for people."""
-    for unit, size in (("days", 86400), ("hours", 3600), ("minutes", 60)):
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 1.5 * size:
-            return f"about {seconds / size:.0f} {unit}"
-    return "about a minute" if seconds > 30 else "under a minute"
+            return f"{seconds / size:.0f} {unit}"
+    return "1 min"
 
 
 def parse_seeds(text: str | None, scale: str) -> tuple[int, ...]:

@@ -46,7 +46,7 @@ class Training:
         )
         self.live = console.is_terminal
         self.current: TaskID | None = None
-        self.stepping, self.began, self.said = "", 0.0, 0.0
+        self.stepping, self.began, self.said = 0, 0.0, 0.0
         self.work, self.seconds = 0.0, 0.0  # of all runs so far; a round is work of its weight
 
     def __enter__(self) -> "Training":
@@ -74,13 +74,13 @@ class Training:
     def step(self, what: str, done: int, total: int) -> None:
         """Progress of something that is no run, such as what a picture needs."""
         now = time.monotonic()
-        if self.stepping != what:
+        if self.stepping != total:
             self._move_up()
-            self.stepping, self.began, self.said = what, now, now
+            self.stepping, self.began, self.said = total, now, now
             self.current = self.bar.add_task(what, total=total, note="", unit="step")
         left = f"{duration((now - self.began) / max(done, 1) * (total - done))} left" if done < total else ""
         if self.live and self.current is not None:
-            self.bar.update(self.current, completed=done, total=total, note=left)
+            self.bar.update(self.current, description=what, completed=done, note=left)
         elif done == total or now - self.said > PLAIN_SECONDS:
             self.said = now
             print(f"{what}: step {done}/{total}  {left}".rstrip(), flush=True)
@@ -91,7 +91,7 @@ class Training:
             done = [task for task in self.bar.tasks if task.id == self.current]
             self.bar.print(self.bar.make_tasks_table(done))
             self.bar.remove_task(self.current)
-        self.current, self.stepping = None, ""
+        self.current, self.stepping = None, 0
 
 
 class RunProgress(Watch):

@@ -15,6 +15,7 @@ PRINTED: dict[str, Any] = json.loads(
     resources.files("fedcsd.paper").joinpath("printed.json").read_text("utf-8")
 )
 SETUP = PRINTED["setup"]
+DOMAINS = {"amazon": "Amazon", "caltech": "Caltech", "dslr": "DSLR", "webcam": "Webcam", "average": "average"}
 POOLS = {62: "62 training images a client", 0.6: "60 % of the images"}
 NAMES = {
     "fedavg": "FedAvg",
@@ -161,7 +162,7 @@ def table2() -> Exhibit:
     table, parts = PRINTED["table2"], []
     rows = [(label, name, table[name]) for name, label in NAMES.items()]
     for pool, title in POOLS.items():
-        columns = [(c.capitalize(), {"pool": pool}, c) for c in table["columns"]]
+        columns = [(DOMAINS[c], {"pool": pool}, c) for c in table["columns"]]
         cells = _cells(rows, columns, OFFICE, table["suspect"])
         parts.append(Part(f"{TITLES[OFFICE]}, {title}", cells))
     return Exhibit("table2", "Feature skew: eight methods on Office-Caltech-10", tuple(parts))

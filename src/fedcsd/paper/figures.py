@@ -16,8 +16,8 @@ from matplotlib.ticker import MaxNLocator
 from fedcsd.analysis.curves import COLOURS
 from fedcsd.jobs import load_run
 from fedcsd.paper.exhibits import DRIFT_METHODS, Point
-from fedcsd.paper.measured import MEASURES, Measured
-from fedcsd.paper.report import Report, title_of
+from fedcsd.paper.measured import MEASURES, Measured, Result
+from fedcsd.paper.report import Report
 from fedcsd.runs import write_whole
 
 COLUMN, PAGE = 3.4, 7.0  # inches, of a two-column page
@@ -80,17 +80,18 @@ def mask(report: Report, stem: Path, on_step: object = None) -> list[Path]:
     """What the mask filters, against rounds, a panel for each data set."""
     (measured,) = report.parts
     names = {
-        "wrong_filtered": "wrong, filtered",
-        "right_lost": "right, lost",
-        "teacher_accuracy": "teacher's accuracy",
+        "wrong_filtered": "wrong filtered",
+        "right_lost": "right lost",
+        "teacher_accuracy": "teacher right",
     }
     figure, axes = _panels(1, len(measured.part.rows), (COLUMN, 1.9), sharey="row")
     for axis, row in zip(axes[0], measured.part.rows, strict=True):
         cells = [r.cell for r in measured.results if r.cell.row == row]
         for index, cell in enumerate(cells):
             _curves(axis, _histories(report, cell.point), cell.measure, index, names[cell.measure])
-        other = report.choices.stand_ins.get(cells[0].point.data)
-        axis.set_title(f"{row} ({other})" if other else row, fontsize=7)
+        first = measured.column(measured.part.columns[0])
+        result = next(result for result in first if result.cell.row == row)
+        axis.set_title("\n".join(_titles(row, result, report)), fontsize=7)
         _rounds(axis)
         axis.set_ylim(-3, 103)
     axes[0][0].set_ylabel("share of soft labels (%)")
@@ -107,14 +108,20 @@ def communication(report: Report, stem: Path, on_step: object = None) -> list[Pa
             histories = _histories(report, cell.point)
             _curves(axes[0][column], histories, cell.measure, index, cell.row)
             _against_bytes(axes[1][column], histories, cell.measure, index)
-        title = title_of(measured.part, report).replace(" in its place", "")
-        axes[0][column].set_title(title.replace(", ", "\n", 1), fontsize=7)
+        axes[0][column].set_title("\n".join(_titles(measured.part.title, cells[0], report)), fontsize=7)
         _rounds(axes[0][column])
         axes[1][column].set_xlabel("sent, both ways (MB)")
     for row in axes:
         row[0].set_ylabel("test accuracy (%)")
     _legend(figure, axes[0][0])
     return _save(figure, stem)
+
+
+def _titles(title: str, result: Result, report: Report) -> tuple[str, str]:
+    """The data, with what stands in for it, and the skew, in two lines."""
+    data, _, skew = title.partition(", ")
+    other = report.choices.stand_ins.get(result.cell.point.data)
+    return f"{data} ({other})" if other else data, skew
 
 
 def drift(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) -> list[Path]:
@@ -220,9 +227,8 @@ def _rounds(axis: Axes) -> None:
 
 def _legend(figure: Figure, axis: Axes) -> None:
     handles, labels = axis.get_legend_handles_labels()
-    figure.legend(
-        handles, labels, loc="outside lower center", ncols=len(labels), frameon=False, handlelength=3
-    )
+    look: dict[str, Any] = {"frameon": False, "handlelength": 2.6, "columnspacing": 1.4}
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), **look)
 
 
 def _save(figure: Figure, stem: Path) -> list[Path]:

@@ -40,7 +40,8 @@ class Planned:
 
     @property
     def ended(self) -> bool:
-        return self._training.ended
+        """Whether there is nothing to train: finished, or diverged."""
+        return any((self.path / name).exists() for name in ("summary.json", "diverged.json"))
 
     def job(self) -> Job | None:
         """What is to be trained; None if it is finished."""

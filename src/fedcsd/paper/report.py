@@ -106,7 +106,8 @@ def measured_text(result: Result, style: Style, best: bool = False) -> str:
             return style.nothing
         rounds = f"round {ends[0]}" if len(set(ends)) == 1 else f"rounds {min(ends)} to {max(ends)}"
         return f"diverged ({rounds})"
-    text = style.number(spread(values), best) + (style.mark if result.notes else "")
+    shown = f"{result.mean:.2f}" if result.cell.measure == "megabytes" else spread(values)
+    text = style.number(shown, best) + (style.mark if result.notes else "")
     of = len(result.seeds)
     text += f" ({len(ends)} of {of} diverged)" * bool(ends)
     return text + f" ({len(values)} of {of} seeds)" * bool(result.missing)

@@ -16,6 +16,7 @@ from fedcsd.paper.files import write
 from fedcsd.paper.plan import Filter, Planned, chosen, plan
 from fedcsd.paper.report import Report
 from fedcsd.paper.scales import Choices
+from fedcsd.runs import RunDirectory
 
 WAIT = 2.0  # seconds between looks at runs that other processes train
 OnStart = Callable[[Planned, int, Sequence[Planned]], Watch]
@@ -56,6 +57,7 @@ def reproduce(
     *,
     only: Filter | None = None,
     train: bool = True,
+    tables: bool = True,
     on_start: OnStart | None = None,
     on_step: OnStep | None = None,
     on_made: Callable[[Made], None] | None = None,
@@ -64,7 +66,8 @@ def reproduce(
 
     Runs that are there already are taken as they are, unfinished ones go on from where they were left,
     and a run that another process is training is waited for. `only` chooses what is trained; cells
-    whose runs are not there are shown as missing. `on_made` is called as soon as one is written.
+    whose runs are not there are shown as missing. Without `tables` nothing is written but the runs.
+    `on_made` is called as soon as a table or figure is written.
     """
     all_runs = plans(names, choices, out)
     todo = {name: wanted(runs, only or {}) for name, runs in all_runs.items()}
@@ -78,9 +81,13 @@ def reproduce(
         try:
             if train:
                 _train(todo[name], later, on_start)
-            made.append(_write(EXHIBITS[name], choices, runs, out, on_step or (lambda *_: None)))
+            if tables:
+                made.append(_write(EXHIBITS[name], choices, runs, out, on_step or (lambda *_: None)))
+                if on_made:
+                    on_made(made[-1])
         except (KeyboardInterrupt, RunStopped) as error:
-            _write(EXHIBITS[name], choices, runs, out, None)
+            if tables:
+                _write(EXHIBITS[name], choices, runs, out, None)
             left = len({run.path for run in [*todo[name], *later] if not run.ended})
             said = (
                 str(error).partition("; go on with:")[0],
@@ -89,8 +96,6 @@ def reproduce(
             )
             error.args = ("; ".join(filter(None, said)),)
             raise
-        if on_made:
-            on_made(made[-1])
     return made
 
 
@@ -109,24 +114,25 @@ def _check(runs: Sequence[Planned]) -> None:
 
 
 def _train(runs: Sequence[Planned], later: Sequence[Planned], on_start: OnStart | None) -> None:
-    """Train what has not ended. Runs that another process holds are looked at again until they end."""
-    held = list(runs)
-    while held:
-        waiting = []
-        for index, run in enumerate(held):
-            if run.ended:
-                continue
-            coming = {r.path: r for r in [*held[index + 1 :], *later] if r.path != run.path and not r.ended}
+    """Train what has not ended, one after another. Where only runs are left that other processes train,
+    one of those that come later is trained meanwhile; without any, they are waited for."""
+    while left := [run for run in runs if not run.ended]:
+        waiting = list({run.path: run for run in [*left, *later] if not run.ended}.values())
+        for run in waiting:
             try:
-                _one(run, list(coming.values()), on_start)
+                _one(run, [other for other in waiting if other is not run], on_start)
             except Busy:
-                waiting.append(run)
-        held = waiting
-        if held:
+                continue
+            break
+        else:
             time.sleep(WAIT)
 
 
 def _one(run: Planned, coming: Sequence[Planned], on_start: OnStart | None) -> None:
+    if run.path.is_dir():  # before anything is loaded
+        there = RunDirectory(run.path)
+        there.lock()
+        there.unlock()
     try:
         job = run.job()
     except UserError:
