@@ -202,8 +202,8 @@ def list_names() -> None:
     seeds = ", ".join(f"{name} {len(scale.seeds)}" for name, scale in SCALES.items())
     say(f"runs: for each seed; seeds: {seeds}")
     for machine in dict.fromkeys(scale.machine for scale in SCALES.values()):
-        some = [name for name, scale in SCALES.items() if scale.machine == machine]
-        say(f"time of {' and '.join(some)}: roughly, on {machine}")
+        named = [name for name, scale in SCALES.items() if scale.machine == machine]
+        say(f"time of {' and '.join(named)}: roughly, on {machine}")
     say("start with: fedcsd reproduce table1 --scale smoke")
 
 

@@ -186,8 +186,8 @@ def table3() -> Exhibit:
 def table4() -> Exhibit:
     table = PRINTED["table4"]
     rows = [
-        ("FedCSD, forcible mask", "fedcsd:forcible", table["forcible"]),
-        ("FedCSD, adaptive mask", "fedcsd", table["adaptive"]),
+        ("forcible mask", "fedcsd:forcible", table["forcible"]),
+        ("adaptive mask", "fedcsd", table["adaptive"]),
     ]
     cells = _cells(rows, _betas(table["betas"]), CIFAR, PRINTED["table1"]["suspect"])
     return Exhibit("table4", "Masks: forcible against adaptive on CIFAR-100", (Part(TITLES[CIFAR], cells),))

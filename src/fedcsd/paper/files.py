@@ -61,14 +61,15 @@ def markdown(report: Report, folder: Path, pictures: list[Path]) -> str:
         lines += [f"## {title_of(measured.part, report)}", ""]
         lines += ["| " + " | ".join(line) + " |" for line in (head, rules, *cells)]
         lines.append("")
-    below = [*findings(report), *legend(report), missing_line(report)]
-    lines += [f"- {one_line(line)}" for line in below if line]
     notes = remarks(report)
-    if notes:
-        lines += ["", *(f"- {MARKDOWN.raised(note[0])}{one_line(note[1:])}" for note in notes)]
-    runs = sorted({_relative(outcome.path, folder) for outcome in report.outcomes.values()})
-    if runs:
-        lines += ["", "Runs: " + ", ".join(f"[{Path(run).name}]({run})" for run in runs)]
+    lines += [f"- {MARKDOWN.raised(note[0])}{one_line(note[1:])}" for note in notes]
+    found = findings(report)
+    for title, texts in (("What it says", found), ("What was run", [*legend(report), missing_line(report)])):
+        texts = [f"- {one_line(text)}" for text in texts if text]
+        lines += ["", f"## {title}", "", *texts] if texts else []
+    for run in {outcome.path.parent for outcome in report.outcomes.values()}:
+        where = _relative(run, folder)
+        lines += ["", f"The runs are in [{where}]({where}); `results.json` says which cell is of which run."]
     return "\n".join(lines) + "\n"
 
 

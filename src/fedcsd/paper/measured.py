@@ -89,7 +89,7 @@ class Result:
     @property
     def whole(self) -> bool:
         """Whether every seed has a result that was trained as asked."""
-        return not self.notes and all(map(math.isfinite, self.values))
+        return bool(self.values) and not self.notes and all(map(math.isfinite, self.values))
 
 
 def measure(cell: Cell, seeds: Sequence[int], outcomes: Mapping[tuple[Point, int], Outcome]) -> Result:

@@ -120,28 +120,32 @@ def order_lines(report: Report, pairs: bool = True) -> list[str]:
     for measured in report.parts:
         for column in measured.part.columns:
             results = measured.column(column)
-            order = order_of(results)
-            if order.tau is None:
-                continue
-            place = f"{measured.part.title}, {column}"
-            if not order.differ:
-                text = f"order holds in all {order.compared} pairs" if order.compared > 1 else "order holds"
-            else:
-                tau = f"Kendall's τ {order.tau:+.2f}"
-                text = f"order differs: {order.agree} of {order.compared} pairs as in the paper ({tau})"
-                if pairs:
-                    text += f"; above in the paper, below here: {_pairs(order.differ)}"
-                if order.unclear and pairs:
-                    inside = "all of them" if order.unclear == order.differ else _pairs(order.unclear)
-                    text += f" (no further apart than the seeds spread: {inside})"
-            lines.append(
-                f"{place}: {text}; best here {_best(results)}, in the paper {_printed_best(results)}"
-            )
+            if text := _order_text(results, pairs):
+                best = f"best here {_best(results)}, in the paper {_printed_best(results)}"
+                lines.append(f"{measured.part.title}, {column}: {text}; {best}")
     return lines
 
 
+def _order_text(results: Sequence[Result], pairs: bool) -> str:
+    order = order_of(results)
+    if sum(r.whole and r.cell.printed is not None for r in results) < 2:
+        return ""
+    if order.tau is None:
+        return "order open, no two differ"
+    if not order.differ:
+        return f"order holds in all {order.compared} pairs" if order.compared > 1 else "order holds"
+    tau = f"Kendall's τ {order.tau:+.2f}"
+    text = f"order differs, {order.agree} of {order.compared} pairs are as in the paper ({tau})"
+    if pairs:
+        text += f"; higher in the paper, lower here: {_pairs(order.differ)}"
+    if order.unclear and pairs:
+        inside = "all of them" if order.unclear == order.differ else _pairs(order.unclear)
+        text += f" (no further apart than the seeds spread: {inside})"
+    return text
+
+
 def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
-    return ", ".join(f"{above}–{below}" for above, below in pairs)
+    return ", ".join(f"{above} – {below}" for above, below in pairs)
 
 
 def _best(results: Sequence[Result]) -> str:
