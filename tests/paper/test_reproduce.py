@@ -170,7 +170,7 @@ def test_ctrl_c_and_several_processes(tmp_path: Path, fedcsd: Fedcsd) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert errors.startswith("interrupted: ")
+    assert errors.lstrip().startswith("interrupted: ")
     assert "6 runs left to train; the same command goes on from here" in errors
     assert "Traceback" not in errors
     shared = fedcsd(*arguments, "--jobs", "2")

@@ -143,10 +143,12 @@ def drift(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) 
         study = analysis.study(load_run(start.path), epochs=epochs, methods=DRIFT_METHODS, report=on_step)
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_whole(kept, (json.dumps(study.to_json()) + "\n").encode())
-    return list(analysis.draw(study, stem))
+    numbers = stem.with_name(f"{stem.name}.json")
+    write_whole(numbers, (json.dumps(study.to_json(), indent=1) + "\n").encode())
+    return [*analysis.draw(study, stem), numbers]
 
 
-def tsne(report: Report, stem: Path, on_step: object = None) -> list[Path]:
+def tsne(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) -> list[Path]:
     """The t-SNE figure, by analysis/tsne.py, once both of its runs are finished."""
     analysis = import_module("fedcsd.analysis.tsne")
     ended = {
@@ -156,7 +158,8 @@ def tsne(report: Report, stem: Path, on_step: object = None) -> list[Path]:
     paths = {row: outcome.path for row, outcome in ended.items() if outcome and not outcome.diverged}
     if len(paths) < len(ended):
         return []
-    return list(analysis.picture({row: load_run(path) for row, path in paths.items()}, stem))
+    runs = {row: load_run(path) for row, path in paths.items()}
+    return list(analysis.picture(runs, stem, report=on_step))
 
 
 PICTURES: Mapping[str, Picture] = {
