@@ -13,7 +13,9 @@ from fedcsd.config import TABLES, Settings, layered, parse_assignments, read_tom
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-COMMAND = re.compile(r"^\s+(fedcsd (?:run|resume|compare|show|list|partition|new-method)\b.*)$", re.MULTILINE)
+COMMAND = re.compile(
+    r"^\s+(fedcsd (?:run|resume|compare|show|list|partition|new-method|reproduce)\b.*)$", re.MULTILINE
+)
 
 
 def commands() -> list[str]:

@@ -17,6 +17,7 @@ from fedcsd.analysis.curves import COLOURS
 from fedcsd.jobs import load_run
 from fedcsd.paper.exhibits import DRIFT_METHODS, Point
 from fedcsd.paper.measured import MEASURES, Measured, Result
+from fedcsd.paper.plan import Outcome
 from fedcsd.paper.report import Report
 from fedcsd.runs import write_whole
 
@@ -84,11 +85,11 @@ def mask(report: Report, stem: Path, on_step: object = None) -> list[Path]:
         "right_lost": "right lost",
         "teacher_accuracy": "teacher right",
     }
-    figure, axes = _panels(1, len(measured.part.rows), (COLUMN, 1.9), sharey="row")
+    figure, axes = _panels(1, len(measured.part.rows), (COLUMN, 2.1), sharey="row")
     for axis, row in zip(axes[0], measured.part.rows, strict=True):
         cells = [r.cell for r in measured.results if r.cell.row == row]
         for index, cell in enumerate(cells):
-            _curves(axis, _histories(report, cell.point), cell.measure, index, names[cell.measure])
+            _curves(axis, _ended(report, cell.point), cell.measure, index, names[cell.measure])
         first = measured.column(measured.part.columns[0])
         result = next(result for result in first if result.cell.row == row)
         axis.set_title("\n".join(_titles(row, result, report)), fontsize=7)
@@ -105,9 +106,9 @@ def communication(report: Report, stem: Path, on_step: object = None) -> list[Pa
     for column, measured in enumerate(report.parts):
         cells = measured.column(measured.part.columns[0])
         for index, cell in enumerate(result.cell for result in cells):
-            histories = _histories(report, cell.point)
-            _curves(axes[0][column], histories, cell.measure, index, cell.row)
-            _against_bytes(axes[1][column], histories, cell.measure, index)
+            ended = _ended(report, cell.point)
+            _curves(axes[0][column], ended, cell.measure, index, cell.row)
+            _against_bytes(axes[1][column], ended, cell.measure, index)
         axes[0][column].set_title("\n".join(_titles(measured.part.title, cells[0], report)), fontsize=7)
         _rounds(axes[0][column])
         axes[1][column].set_xlabel("sent, both ways (MB)")
@@ -180,8 +181,10 @@ def _panels(rows: int, columns: int, size: tuple[float, float], **shared: Any) -
     return figure, axes
 
 
-def _histories(report: Report, point: Point) -> list[Sequence[Mapping[str, Any]]]:
-    return [o.history for seed in report.seeds if (o := report.outcomes.get((point, seed)))]
+def _ended(report: Report, point: Point) -> list[Outcome]:
+    """The runs of a point that have ended and have something to show."""
+    found = (report.outcomes.get((point, seed)) for seed in report.seeds)
+    return [outcome for outcome in found if outcome and outcome.history]
 
 
 def _padded(runs: Sequence[Sequence[float]]) -> Any:
@@ -194,18 +197,22 @@ def _padded(runs: Sequence[Sequence[float]]) -> Any:
     )
 
 
-def _curves(axis: Axes, histories: Sequence[Any], measure: str, index: int, label: str) -> None:
-    runs = [MEASURES[measure](history) for history in histories if history]
-    if runs:
-        _band(axis, range(1, max(map(len, runs)) + 1), runs, index, label)
+def _curves(axis: Axes, ended: Sequence[Outcome], measure: str, index: int, label: str) -> None:
+    """Against rounds; a cross where a run diverged."""
+    runs = [MEASURES[measure](outcome.history) for outcome in ended]
+    if not runs:
+        return
+    _band(axis, range(1, max(map(len, runs)) + 1), runs, index, label)
+    for run, outcome in zip(runs, ended, strict=True):
+        if outcome.diverged:
+            axis.plot(len(run), run[-1], "x", color=COLOURS[index % len(COLOURS)], markersize=5)
 
 
-def _against_bytes(axis: Axes, histories: Sequence[Any], measure: str, index: int) -> None:
+def _against_bytes(axis: Axes, ended: Sequence[Outcome], measure: str, index: int) -> None:
     """What is sent is the same for all seeds, but for clients that fail: the mean of it is the axis."""
-    histories = [history for history in histories if history]
-    if histories:
-        sent = _padded([MEASURES["megabytes"](history) for history in histories]).mean(0)
-        _band(axis, sent, [MEASURES[measure](history) for history in histories], index, "")
+    if ended:
+        sent = _padded([MEASURES["megabytes"](outcome.history) for outcome in ended]).mean(0)
+        _band(axis, sent, [MEASURES[measure](outcome.history) for outcome in ended], index, "")
 
 
 def _band(
