@@ -125,11 +125,17 @@ def train_and_show(
         expected = duration_text(sum(run.seconds for run in left))
         say(f"{len(runs)} runs, {len(left)} of them to train: about {expected} on {choices.of_scale.machine}")
     jobs = min(jobs, len(left))
+    if left and train and choices.scale == "paper" and choices.overrides.get("device") != "cuda":
+        say("this is work for a GPU (--device cuda): on a CPU it takes weeks; --scale small is for one")
     with Training() as training, helping(jobs, names, choices, out, only):
 
         def start(run: Any, rounds: int, coming: Sequence[Any]) -> Any:
             weight, ahead = run.seconds / rounds, sum(other.seconds for other in coming) / jobs
             return training.follow(run.label, rounds, len(coming), weight=weight, ahead=ahead)
+
+        def made(one: Any) -> None:
+            training.move_up()
+            show_made(one)
 
         reproduce(
             names,
@@ -139,7 +145,7 @@ def train_and_show(
             train=train,
             on_start=start,
             on_step=training.step,
-            on_made=show_made,
+            on_made=made,
         )
 
 

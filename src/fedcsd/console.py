@@ -65,7 +65,7 @@ class Training:
     ) -> "RunProgress":
         """Progress of one run. `more` runs come after it, of the same length unless `ahead` says what
         work they are, where a round of this one is work of `weight`."""
-        self._move_up()
+        self.move_up()
         ahead = weight * rounds * more if ahead is None else ahead
         progress = RunProgress(self, label, rounds, more, weight, ahead)
         self.current = progress.task
@@ -75,7 +75,7 @@ class Training:
         """Progress of something that is no run, such as what a picture needs."""
         now = time.monotonic()
         if self.stepping != total:
-            self._move_up()
+            self.move_up()
             self.stepping, self.began, self.said = total, now, now
             self.current = self.bar.add_task(what, total=total, note="", unit="step")
         left = f"{duration((now - self.began) / max(done, 1) * (total - done))} left" if done < total else ""
@@ -85,7 +85,7 @@ class Training:
             self.said = now
             print(f"{what}: step {done}/{total}  {left}".rstrip(), flush=True)
 
-    def _move_up(self) -> None:
+    def move_up(self) -> None:
         """What has ended moves up: a display higher than the terminal would hide what goes on."""
         if self.current is not None and self.live:
             done = [task for task in self.bar.tasks if task.id == self.current]

@@ -1,6 +1,7 @@
 """The arithmetic of the paper's tables, against numbers worked out by hand."""
 
 import math
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,11 @@ def test_what_is_missing_diverged_or_blown_up_is_not_whole() -> None:
     blown = measure(cell, (0,), {(POINT, 0): outcome(0.5, test_loss=1e9)})
     assert blown.values == pytest.approx((50,))
     assert not blown.whole
+    mended = replace(outcome(0.5), mended=("after round 3: lr 0.1 -> 0.01",))
+    changed = measure(cell, (0,), {(POINT, 0): mended})
+    assert changed.notes == ("FedAvg, β = 0.5, seed 0: after round 3: lr 0.1 -> 0.01",)
+    assert not changed.whole
+    assert best_in([changed, measure(cell, (0,), {(POINT, 0): outcome(0.4)})]) == set()
 
 
 def test_other_measures() -> None:

@@ -17,6 +17,7 @@ import pytest
 from conftest import Fedcsd
 from PIL import Image
 
+from fedcsd.errors import Note
 from fedcsd.federation import Watch
 from fedcsd.paper.exhibits import EXHIBITS, PRINTED, TITLES, Point
 from fedcsd.paper.plan import Planned, digest, parse_only, plan
@@ -108,8 +109,8 @@ def test_the_second_call_trains_nothing_and_tables_share_runs(make: Callable[...
     trained = list(again.labels)
     make("fig-mu-tau", on_start=again)
     # τ = 10, μ = 0.001 and α = 0.9 are FedCSD itself, which table3 has.
-    assert not any("mu=0.001:tau=10:alpha=0.9 " in label for label in again.labels)
-    assert all("fedcsd" in label for label in trained)
+    assert "fedcsd cifar100 β 0.5 seed 0" not in again.labels
+    assert all(label.startswith("fedcsd:") for label in trained if "β 0.5" in label)
     assert not any((path / "checkpoints").exists() for path in (out / "runs").iterdir())
 
 
@@ -128,7 +129,7 @@ def test_only_trains_what_is_asked_for_and_shows_the_rest_as_missing(tmp_path: P
     (made,) = reproduce(["table1"], choices(), tmp_path, only=only, on_start=counted)
     assert counted.labels == [
         "fedavg cifar100 β 0.5 seed 0",
-        "fedcsd:mu=0.001:tau=10 cifar100 β 0.5 seed 0",
+        "fedcsd cifar100 β 0.5 seed 0",
     ]
     text = made.files[0].read_text()
     # digits stand in for both data sets, so FEMNIST at β = 0.5 has these two runs as well.
@@ -226,6 +227,12 @@ def test_settings_that_matter_make_other_runs() -> None:
     assert len(different | {usual}) == 9
 
 
+def test_the_time_a_run_takes_grows_with_its_length() -> None:
+    point = Point("cifar100", "fedavg", 0.5)
+    usual = Choices("small", (0,)).seconds(point)
+    assert Choices("small", (0,), {"rounds": 40, "epochs": 6}).seconds(point) == pytest.approx(6 * usual)
+
+
 def test_the_scale_paper_is_the_papers_setup() -> None:
     for data, model in (
         ("cifar100", "resnet50"),
@@ -243,7 +250,8 @@ def test_the_scale_paper_is_the_papers_setup() -> None:
 
 def test_stand_ins_for_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDCSD_DATA", raising=False)
-    instead, notes = stand_ins(["cifar100"], "smoke", {}, {})  # without a folder nothing is fetched
+    with pytest.warns(Note, match="CIFAR-100 was not found"):  # without a folder nothing is fetched
+        instead, notes = stand_ins(["cifar100"], "smoke", {}, {})
     assert instead == {"cifar100": "digits"}
     assert notes["cifar100"].startswith("digits in place of CIFAR-100: not to be compared")
     assert stand_ins(["cifar100"], "smoke", {"cifar100": "cifar100"}, {}) == ({}, {})

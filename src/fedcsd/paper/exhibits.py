@@ -58,8 +58,14 @@ class Point:
 
     @property
     def label(self) -> str:
+        """For people: of the options only those that are not the paper's usual ones."""
+        usual = [
+            *method_text(self.facts["method"], self.data).split(":"),
+            f"alpha={SETUP['fedcsd']['alpha']}",
+        ]
+        parts = [part for part in self.method.split(":") if "=" not in part or part not in usual]
         skew = f"β {self.beta:g}" if self.beta is not None else f"pool {self.pool:g}"
-        return f"{self.method} {self.data} {skew}"
+        return f"{':'.join(parts)} {self.data} {skew}"
 
 
 @dataclass(frozen=True)

@@ -149,15 +149,16 @@ def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
 
 
 def _best(results: Sequence[Result]) -> str:
-    return " and ".join(sorted(best_in(results))) or "open"
+    best = [r.cell.row for r in results if r.cell.row in best_in(results)]
+    return f"{len(best)} of them alike" if len(best) > 3 else " and ".join(best) or "open"
 
 
 def _printed_best(results: Sequence[Result]) -> str:
-    """By the lower of two statements, where the paper makes two."""
+    """Of those that were measured; by the lower of two statements, where the paper makes two."""
     lower = {
         r.cell.row: min(r.cell.printed, r.cell.implied or r.cell.printed)
         for r in results
-        if r.cell.printed is not None
+        if r.whole and r.cell.printed is not None
     }
     return " and ".join(row for row, value in lower.items() if value == max(lower.values()))
 

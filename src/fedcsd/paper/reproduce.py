@@ -155,9 +155,9 @@ def _write(
     out: Path,
     on_step: OnStep | None,
 ) -> Made:
-    """All files; after an interruption (no on_step) without pictures, which take their time."""
+    """All files; after an interruption (no on_step) with the picture there is, for one takes its time."""
     report, folder = Report.of(exhibit, choices, runs), out / choices.folder / exhibit.name
-    pictures: list[Path] = []
+    pictures = sorted(folder.glob(f"{exhibit.name}.png"))
     if on_step:
         from fedcsd.paper.figures import draw  # matplotlib
 
