@@ -124,7 +124,7 @@ def train_and_show(
     if left and train:
         expected = duration_text(sum(run.seconds for run in left))
         say(f"{len(runs)} runs, {len(left)} of them to train: about {expected} on {choices.of_scale.machine}")
-    jobs = min(jobs, len(left))
+    jobs = max(1, min(jobs, len(left)))
     if left and train and choices.scale == "paper" and choices.overrides.get("device") != "cuda":
         say("this is work for a GPU (--device cuda): on a CPU it takes weeks; --scale small is for one")
     with Training() as training, helping(jobs, names, choices, out, only):
@@ -164,6 +164,7 @@ def show_made(made: Any) -> None:
     for line in (
         *text.findings(report, pairs=False),
         *text.legend(report),
+        *text.settings_lines(report),
         *text.remarks(report),
         text.missing_line(report),
     ):

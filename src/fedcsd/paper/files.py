@@ -14,7 +14,16 @@ from fedcsd.analysis.tables import LATEX, MARKDOWN, known, one_line
 from fedcsd.paper.exhibits import PRINTED
 from fedcsd.paper.measured import Result, order_of
 from fedcsd.paper.plan import Outcome
-from fedcsd.paper.report import Report, findings, legend, missing_line, remarks, table, title_of
+from fedcsd.paper.report import (
+    Report,
+    findings,
+    legend,
+    missing_line,
+    remarks,
+    settings_lines,
+    table,
+    title_of,
+)
 from fedcsd.runs import facts, write_whole
 
 CURVES = (
@@ -53,7 +62,12 @@ def write(report: Report, folder: Path, pictures: list[Path]) -> list[Path]:
 
 def markdown(report: Report, folder: Path, pictures: list[Path]) -> str:
     exhibit = report.exhibit
-    lines = [f"# {exhibit.name}: {exhibit.title}", ""]
+    lines = [
+        f"# {exhibit.name}: {exhibit.title}",
+        "",
+        *(f"- {one_line(line)}" for line in legend(report)),
+        "",
+    ]
     lines += [f"![{exhibit.title}]({p.name})\n" for p in pictures if p.suffix == ".png"]
     for measured in report.parts:
         head, cells = table(report, measured, MARKDOWN)
@@ -64,7 +78,10 @@ def markdown(report: Report, folder: Path, pictures: list[Path]) -> str:
     notes = remarks(report)
     lines += [f"- {MARKDOWN.raised(note[0])}{one_line(note[1:])}" for note in notes]
     found = findings(report)
-    for title, texts in (("What it says", found), ("What was run", [*legend(report), missing_line(report)])):
+    for title, texts in (
+        ("What it says", found),
+        ("What was run", [*settings_lines(report), missing_line(report)]),
+    ):
         texts = [f"- {one_line(text)}" for text in texts if text]
         lines += ["", f"## {title}", "", *texts] if texts else []
     for run in {outcome.path.parent for outcome in report.outcomes.values()}:
@@ -75,8 +92,8 @@ def markdown(report: Report, folder: Path, pictures: list[Path]) -> str:
 
 def latex(report: Report) -> str:
     """A tabular for each part, to \\input into a document that uses booktabs."""
-    comments = [r"needs \usepackage{booktabs}", report.exhibit.title, *findings(report), *legend(report)]
-    comments += [missing_line(report), *remarks(report)]
+    comments = [r"needs \usepackage{booktabs}", report.exhibit.title, *legend(report), *findings(report)]
+    comments += [*settings_lines(report), missing_line(report), *remarks(report)]
     lines = [f"% {one_line(line)}" for line in comments if line]
     for measured in report.parts:
         head, cells = table(report, measured, LATEX)
@@ -154,7 +171,7 @@ def to_json(report: Report, folder: Path) -> dict[str, Any]:
         "overrides": dict(choices.overrides),
         "stand_ins": dict(choices.stand_ins),
         "seeds": list(report.seeds),
-        "notes": legend(report),
+        "notes": [*legend(report), *settings_lines(report)],
         "findings": findings(report),
         "footnotes": remarks(report),
         "missing": [run.label for run in report.missing],

@@ -111,10 +111,11 @@ def measure(cell: Cell, seeds: Sequence[int], outcomes: Mapping[tuple[Point, int
 
 
 def best_in(results: Sequence[Result]) -> set[str]:
-    """Rows of a column with the highest mean, as it is shown; one that leaves out a seed is not compared."""
+    """Rows of a column with the highest mean, as it is shown; none where all are equal. One that leaves out
+    a seed is not compared."""
     shown = {r.cell.row: f"{r.mean:.2f}" for r in results if r.whole}
     top = max(shown.values(), key=float, default="")
-    return {row for row, text in shown.items() if text == top} if len(shown) > 1 else set()
+    return {row for row, text in shown.items() if text == top} if len(set(shown.values())) > 1 else set()
 
 
 @dataclass(frozen=True)

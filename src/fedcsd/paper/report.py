@@ -178,7 +178,7 @@ def sweep_lines(report: Report) -> list[str]:
 def legend(report: Report) -> list[str]:
     """What a reader of the numbers must know, a line each."""
     seeds, scale = report.seeds, report.choices.of_scale
-    over = f"seed {seeds[0]}"
+    over = f"seed {seeds[0]}" if seeds else "no seed"
     if len(seeds) > 1:
         over = f"mean ± standard deviation over seeds {', '.join(map(str, seeds))}"
     lines = [f"final round, {over}" + ("; in brackets: printed, difference" if report.printed else "")]
@@ -187,14 +187,21 @@ def legend(report: Report) -> list[str]:
         lines.append(f"in place of the scale's settings: {', '.join(report.choices.changed)}")
     used = {point.data for point in report.exhibit.points}
     lines += [note for data, note in report.choices.notes.items() if data in used]
-    for data in TITLES:
-        config = next((dict(o.settings) for (p, _), o in report.outcomes.items() if p.data == data), None)
-        if config:
-            shown = {key: value for key, value in told(config).items() if key not in ("beta", "track_drift")}
-            lines.append(
-                f"{TITLES[data]}: {settings_line(shown, seeds).partition(': ')[2].partition(';')[0]}"
-            )
     return [*lines, *report.exhibit.remarks]
+
+
+def settings_lines(report: Report) -> list[str]:
+    """What all runs on a data set have in common."""
+    lines = []
+    for data, title in TITLES.items():
+        config = next((dict(o.settings) for (p, _), o in report.outcomes.items() if p.data == data), None)
+        if config is None:
+            continue
+        if isinstance(config["data"], Mapping):  # the pool is not common to all
+            config["data"] = {key: value for key, value in config["data"].items() if key != "train_pool"}
+        shown = {key: value for key, value in told(config).items() if key not in ("beta", "track_drift")}
+        lines.append(f"{title}: {settings_line(shown, report.seeds).partition(': ')[2].partition(';')[0]}")
+    return lines
 
 
 def findings(report: Report, pairs: bool = True) -> list[str]:
