@@ -22,6 +22,7 @@ from fedcsd.cli_options import (
     set_option,
     setting_options,
 )
+from fedcsd.cli_reproduce import reproduce
 from fedcsd.config import TABLES, layered
 from fedcsd.errors import RunStopped, UserError, show_notes
 from fedcsd.naming import short
@@ -302,7 +303,7 @@ def show_compared(path: Path, rows: Sequence[Any], seeds: Sequence[int], setting
     say(f"curves: {path / 'curves.png'}")
 
 
-for command in (drift, tsne, plot, list_, new_method):
+for command in (reproduce, drift, tsne, plot, list_, new_method):
     cli.add_command(command)
 
 

@@ -1,8 +1,9 @@
 """Command-line options made from the settings, so that each is described once."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import rich_click as click
@@ -55,8 +56,11 @@ PANELS = (
 )
 
 
-def setting_options(*leave_out: str) -> Callable[[Command], Command]:
-    """A command-line option for every setting, with its meaning and default."""
+def setting_options(
+    *leave_out: str, usual: Mapping[str, str] = MappingProxyType({})
+) -> Callable[[Command], Command]:
+    """A command-line option for every setting, with its meaning and default; `usual` says in words what
+    it is where the command has defaults of its own."""
 
     def decorate(command: Command) -> Command:
         hints = get_type_hints(Settings)
@@ -64,12 +68,13 @@ def setting_options(*leave_out: str) -> Callable[[Command], Command]:
             flag, kind = "--" + f.name.replace("_", "-"), hints[f.name]
             if kind is bool:
                 flag += f"/--no-{flag[2:]}"
-            default = f"  [dim](default: {f.default})[/dim]" if kind is not bool and f.default != "" else ""
+            shown = usual.get(f.name, f.default)
+            default = f"  [dim](default: {shown})[/dim]" if kind is not bool and shown != "" else ""
             choice = click.Choice(get_args(kind)) if get_origin(kind) is Literal else kind
             text, panel = f.metadata["meaning"] + default, PANELS.get(f.name, "Reproducing and measuring")
             command = click.option(flag, f.name, default=None, type=choice, help=text, panel=panel)(command)
-        for name, text in reversed(NAMED.items()):
-            text += f"  [dim](default: {TABLES[name]})[/dim]"
+        for name, text in reversed([named for named in NAMED.items() if named[0] not in leave_out]):
+            text += f"  [dim](default: {usual.get(name, TABLES[name])})[/dim]"
             command = click.option(
                 f"--{name}", default=None, metavar="NAME", help=text, panel="The federation"
             )(command)

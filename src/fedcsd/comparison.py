@@ -7,9 +7,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fedcsd.analysis.rows import IRRELEVANT, About, rows, told
+from fedcsd.analysis.rows import About, rows, told
 from fedcsd.analysis.tables import Row, csv_text, latex, markdown
-from fedcsd.config import TABLES, layered
+from fedcsd.config import IRRELEVANT, TABLES, layered
 from fedcsd.errors import RunStopped, UserError
 from fedcsd.experiments import config_of, make_method, prepare
 from fedcsd.federation import Experiment, Watch

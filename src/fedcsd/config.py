@@ -75,6 +75,10 @@ class Settings:
     )
 
 
+IRRELEVANT = ("workers", "engine", "compile", "checkpoint_every", "client_state", "data_dir")
+"""Settings that do not change a result."""
+
+
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     """An instance of a settings dataclass from plain values, each checked for name, type and range."""
     return cls(**checked(cls, values, where))

@@ -40,13 +40,14 @@ class Training:
             SpinnerColumn(finished_text="✓"),
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=24),
-            TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[unit]} {task.completed:.0f}/{task.total:.0f}"),
             TextColumn("{task.fields[note]}", markup=False),
             console=console,
         )
         self.live = console.is_terminal
         self.current: TaskID | None = None
-        self.rounds, self.seconds = 0, 0.0  # of all runs so far
+        self.stepping, self.began, self.said = 0, 0.0, 0.0
+        self.work, self.seconds = 0.0, 0.0  # of all runs so far; a round is work of its weight
 
     def __enter__(self) -> "Training":
         if self.live:
@@ -59,38 +60,61 @@ class Training:
         if self.live:
             self.bar.stop()
 
-    def follow(self, label: str, rounds: int, more: int = 0) -> "RunProgress":
-        """Progress of one run; `more` runs of the same length come after it."""
+    def follow(
+        self, label: str, rounds: int, more: int = 0, *, weight: float = 1.0, ahead: float | None = None
+    ) -> "RunProgress":
+        """Progress of one run. `more` runs come after it, of the same length unless `ahead` says what
+        work they are, where a round of this one is work of `weight`."""
+        self.move_up()
+        ahead = weight * rounds * more if ahead is None else ahead
+        progress = RunProgress(self, label, rounds, more, weight, ahead)
+        self.current = progress.task
+        return progress
+
+    def step(self, what: str, done: int, total: int) -> None:
+        """Progress of something that is no run, such as what a picture needs."""
+        now = time.monotonic()
+        if self.stepping != total:
+            self.move_up()
+            self.stepping, self.began, self.said = total, now, now
+            self.current = self.bar.add_task(what, total=total, note="", unit="step")
+        left = f"{duration((now - self.began) / max(done, 1) * (total - done))} left" if done < total else ""
+        if self.live and self.current is not None:
+            self.bar.update(self.current, description=what, completed=done, note=left)
+        elif done == total or now - self.said > PLAIN_SECONDS:
+            self.said = now
+            print(f"{what}: step {done}/{total}  {left}".rstrip(), flush=True)
+
+    def move_up(self) -> None:
+        """What has ended moves up: a display higher than the terminal would hide what goes on."""
         if self.current is not None and self.live:
-            # What has ended moves up: a display higher than the terminal would hide the run that goes on.
             done = [task for task in self.bar.tasks if task.id == self.current]
             self.bar.print(self.bar.make_tasks_table(done))
             self.bar.remove_task(self.current)
-        progress = RunProgress(self, label, rounds, more)
-        self.current = progress.task
-        return progress
+        self.current, self.stepping = None, 0
 
 
 class RunProgress(Watch):
     """Shows one run."""
 
-    def __init__(self, training: Training, label: str, rounds: int, more: int):
+    def __init__(self, training: Training, label: str, rounds: int, more: int, weight: float, ahead: float):
         self.training, self.label, self.more = training, label, more
+        self.weight, self.ahead = weight, ahead
         self.began = self.said = self.last = time.monotonic()
         self.first: int | None = None
         self.note = "starting"
-        self.task = training.bar.add_task(label, total=rounds, note="starting")
+        self.task = training.bar.add_task(label, total=rounds, note="starting", unit="round")
 
     def round(self, record: Mapping[str, Any], rounds: int) -> None:
         now, done = time.monotonic(), record["round"]
         if self.first is None:
             self.first = done - 1
         training = self.training
-        training.rounds, training.seconds = training.rounds + 1, training.seconds + now - self.last
+        training.work, training.seconds = training.work + self.weight, training.seconds + now - self.last
         self.last = now
         # This run at its own pace; methods differ, so those to come at the pace of all so far.
         left = (now - self.began) / (done - self.first) * (rounds - done)
-        left += training.seconds / training.rounds * rounds * self.more
+        left += training.seconds / training.work * self.ahead
         parts = [f"accuracy {100 * record['test_accuracy']:.2f} %"]
         if record.get("logit_drift") is not None:
             parts.append(f"drift {record['logit_drift']:.2f}")
@@ -167,14 +191,22 @@ class Work:
             print(f"{label}: {note}", flush=True)
 
 
-def show_table(head: Sequence[str], cells: Sequence[Sequence[str]], left: int = 1) -> None:
-    """A table; its first `left` columns are text, the others numbers."""
+def show_table(
+    head: Sequence[str], cells: Sequence[Sequence[str]], left: int = 1, *, wide: bool = False
+) -> None:
+    """A table; its first `left` columns are text, the others numbers. A wide one is as wide as it needs to
+    be where nothing limits it, in a log file."""
     table = Table(header_style="bold")
     for index, name in enumerate(head):
         table.add_column(Text(name), overflow="fold", justify="left" if index < left else "right")
     for row in cells:
         table.add_row(*(Text(cell) for cell in row))
-    console.print(table)
+    free = wide and not console.is_terminal
+    (
+        Console(width=table.__rich_measure__(console, console.options.update(width=1000)).maximum)
+        if free
+        else console
+    ).print(table)
 
 
 def show_comparison(

@@ -12,6 +12,10 @@ class UserError(Exception):
     """Something the user can put right: shown as one line, without a traceback (exit status 2)."""
 
 
+class Busy(UserError):
+    """Another process is training this run."""
+
+
 class RunStopped(Exception):
     """A run that ended before its last round; what is saved can be resumed (exit status 1)."""
 

@@ -33,7 +33,7 @@ import tomli_w
 from fedcsd import __version__, states
 from fedcsd.config import FACTS, Settings
 from fedcsd.data.partition import Rows, unpacked
-from fedcsd.errors import Divergence, UserError, note
+from fedcsd.errors import Busy, Divergence, UserError, note
 from fedcsd.packing import Torn, finite, header_of, pack, unpack
 from fedcsd.weights import Layout, Value
 
@@ -211,7 +211,7 @@ class RunDirectory:
         try:
             fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise UserError(f"another process is training {self.path} right now") from None
+            raise Busy(f"another process is training {self.path} right now") from None
 
     def unlock(self) -> None:
         if self._lock is not None:

@@ -5,10 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import mean
-from typing import Any
+from typing import Any, Protocol
 
 from fedcsd.analysis.tables import Row
+from fedcsd.config import IRRELEVANT as IRRELEVANT
 from fedcsd.config import Settings
+from fedcsd.errors import Divergence
 from fedcsd.jobs import Run
 from fedcsd.methods import methods
 from fedcsd.methods._own import digest, digest_of
@@ -16,10 +18,17 @@ from fedcsd.naming import parse
 from fedcsd.runs import RunDirectory
 
 PERSONAL = "client_accuracy_personal_mean"
-# Settings that do not change a result.
-IRRELEVANT = ("workers", "engine", "compile", "checkpoint_every", "client_state", "data_dir")
 TOLD = ("clients", "rounds", "epochs", "lr")  # whatever their values are
 BLOWN_UP = 100  # times the loss of guessing, ln(classes)
+
+
+class Ended(Protocol):
+    """A run that has ended, with its weights or without them."""
+
+    @property
+    def history(self) -> Sequence[Mapping[str, Any]]: ...
+    @property
+    def diverged(self) -> Divergence | None: ...
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ def _row(label: str, runs: Sequence[Run], first: Sequence[float], own: bool, abo
     untrained = label in about.untrained
     ends = notes(lambda run: [str(run.diverged)] if run.diverged else [])
     mended, code = notes(lambda run: run.mended), notes(_other_code)
-    blown = notes(lambda run: _blown_up(run, about.classes, untrained))
+    blown = notes(lambda run: blown_up(run, about.classes, untrained))
     return Row(
         label,
         accuracies,
@@ -80,7 +89,7 @@ def _row(label: str, runs: Sequence[Run], first: Sequence[float], own: bool, abo
     )
 
 
-def _blown_up(run: Run, classes: int, untrained: bool) -> list[str]:
+def blown_up(run: Ended, classes: int, untrained: bool = False) -> list[str]:
     """A run whose loss is finite, and yet beyond anything that a model with a meaning could have.
 
     Of a global model with an untrained part the test loss says nothing; the clients' own loss does.

@@ -117,6 +117,9 @@ def latex_text(text: str) -> str:
     return re.sub("-(?=-)", "-{}", escaped)  # two hyphens would become one dash
 
 
+RAISED = str.maketrans("abcdefghij", "ᵃᵇᶜᵈᵉᶠᵍʰⁱʲ")
+
+
 @dataclass(frozen=True)
 class Style:
     """How one kind of table writes what stands in its cells."""
@@ -126,6 +129,8 @@ class Style:
     """a number with its deviation, as `96.85 ± 1.12`; in bold or not"""
     nothing: str
     mark: str
+    raised: Callable[[str], str] = lambda letter: letter.translate(RAISED)
+    """the letter of a footnote"""
 
 
 def _latex_number(number: str, best: bool) -> str:
@@ -140,7 +145,7 @@ MARKDOWN = Style(
     "–",
     " †",
 )
-LATEX = Style(latex_text, _latex_number, "--", r"\,$^\dagger$")
+LATEX = Style(latex_text, _latex_number, "--", r"\,$^\dagger$", lambda letter: f"$^{letter}$")
 
 
 def known(values: Sequence[float]) -> list[float]:

@@ -1,0 +1,255 @@
+"""`fedcsd reproduce`: the paper's tables and figures, measured beside what the paper prints."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import rich_click as click
+
+from fedcsd.cli_options import TRAINING, gather, set_option, setting_options
+from fedcsd.errors import UserError
+from fedcsd.paper.exhibits import EXHIBITS, TITLES
+from fedcsd.paper.scales import SCALES, Choices, stand_ins
+
+FIXED = ("seed", "beta", "data", "partition", "track_drift", "holdout", "classifier")  # the tables say these
+OF_SCALE = dict.fromkeys(
+    (*TRAINING, "model", "train_size", "clients", "min_samples", "participation"), "as the scale has it"
+)
+
+
+@click.command(
+    epilog="The scales:\n\n"
+    + "\n\n".join(f"[bold]{name}[/bold]: {scale.meaning}" for name, scale in SCALES.items())
+)
+@click.argument("names", nargs=-1, metavar="[NAME]…")
+@click.option(
+    "--scale",
+    type=click.Choice(list(SCALES)),
+    default="paper",
+    show_default=True,
+    help="how large: see below; other scales are other runs and other tables",
+)
+@click.option(
+    "--seeds", metavar="0,1,2", help="training seeds  [dim](default: 0,1,2; small 0,1; smoke 0)[/dim]"
+)
+@click.option(
+    "--only",
+    default="",
+    metavar="KEY=VALUE,…",
+    help="train only these: method, data, beta, pool, mu, tau, alpha; a key named twice takes both values",
+)
+@click.option(
+    "--stand-in",
+    "given",
+    multiple=True,
+    metavar="DATA=OTHER",
+    help="other data in place of the paper's, such as femnist=mnist; may be repeated  "
+    "[dim](default: MNIST if FEMNIST is not found; at smoke scale digits for what is not in --data-dir)[/dim]",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("runs/paper"),
+    help="folder of runs, tables and figures  [dim](default: runs/paper)[/dim]",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(0),
+    default=1,
+    help="runs trained at once, each in a process of its own, on the next GPU where there are several "
+    "(0: one for each GPU)  [dim](default: 1)[/dim]",
+)
+@click.option("--dry-run", is_flag=True, help="list the runs and how far each is; train and write nothing")
+@click.option("--no-train", is_flag=True, help="write tables and figures of the runs there are")
+@set_option
+@setting_options(*FIXED, usual=OF_SCALE)
+def reproduce(
+    names: tuple[str, ...],
+    scale: str,
+    seeds: str | None,
+    only: str,
+    given: tuple[str, ...],
+    out: Path,
+    jobs: int,
+    dry_run: bool,
+    no_train: bool,
+    assignments: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Make the paper's tables and figures: measured, printed, and the difference.
+
+    NAME is a table or figure, several of them, or [bold]all[/bold]; without one they are listed. Runs are kept and
+    shared between tables, so the same command again goes on where it was cut off, and a second table
+    trains only what the first did not. The same command on several machines with a common --out shares
+    the work, and so does [bold]--jobs[/bold] on one.
+
+    \b
+      fedcsd reproduce table1 --scale smoke
+      fedcsd reproduce table2 --device cuda --precision bf16 --data-dir /data
+      fedcsd reproduce table1 --only method=fedavg,method=fedcsd,data=femnist --seeds 0
+      fedcsd reproduce all --scale small --lr 0.05 --dry-run
+    """
+    if not names:
+        list_names()
+        return
+    overrides = overrides_of(options, assignments)
+
+    from fedcsd.paper import reproduce as paper
+    from fedcsd.paper.plan import parse_only
+
+    chosen, wanted = paper.names_of(names), parse_only(only)
+    needed = [point.data for name in chosen for point in EXHIBITS[name].points]
+    instead, notes = stand_ins(needed, scale, parse_stand_ins(given), overrides)
+    choices = Choices(scale, parse_seeds(seeds, scale), overrides, instead, notes)
+    out = out.expanduser()
+    if dry_run:
+        show_plan(paper.plans(chosen, choices, out), wanted)
+        return
+    train_and_show(chosen, choices, out, wanted, jobs, not no_train)
+
+
+def train_and_show(
+    names: Sequence[str], choices: Choices, out: Path, only: Any, jobs: int, train: bool
+) -> None:
+    from fedcsd.console import Training, say
+    from fedcsd.paper.helpers import helping, shared_out
+    from fedcsd.paper.reproduce import plans, reproduce, wanted
+
+    choices, jobs = shared_out(choices, jobs) if train else (choices, 1)
+    runs = {run.path: run for some in plans(names, choices, out).values() for run in wanted(some, only)}
+    left = [run for run in runs.values() if not run.ended]
+    say(f"scale {choices.scale}: {choices.of_scale.meaning}")
+    for note in choices.notes.values():
+        say(f"note: {note}")
+    if left and train:
+        expected = duration_text(sum(run.seconds for run in left))
+        say(f"{len(runs)} runs, {len(left)} of them to train: about {expected} on {choices.of_scale.machine}")
+    jobs = max(1, min(jobs, len(left)))
+    if left and train and choices.scale == "paper" and choices.overrides.get("device") != "cuda":
+        say("this is work for a GPU (--device cuda): on a CPU it takes weeks; --scale small is for one")
+    with Training() as training, helping(jobs, names, choices, out, only):
+
+        def start(run: Any, rounds: int, coming: Sequence[Any]) -> Any:
+            weight, ahead = run.seconds / rounds, sum(other.seconds for other in coming) / jobs
+            return training.follow(run.label, rounds, len(coming), weight=weight, ahead=ahead)
+
+        def made(one: Any) -> None:
+            training.move_up()
+            show_made(one)
+
+        reproduce(
+            names,
+            choices,
+            out,
+            only=only,
+            train=train,
+            on_start=start,
+            on_step=training.step,
+            on_made=made,
+        )
+
+
+def show_made(made: Any) -> None:
+    """The table in the terminal, what it says, and where the files are."""
+    from fedcsd.analysis.tables import PLAIN
+    from fedcsd.console import say, show_table
+    from fedcsd.paper import report as text
+
+    report = made.report
+    say()
+    say(f": {report.exhibit.title}", bold=report.exhibit.name)
+    for measured in report.parts:
+        say(text.title_of(measured.part, report))
+        show_table(*text.table(report, measured, PLAIN), wide=True)
+    for line in (
+        *text.findings(report, pairs=False),
+        *text.legend(report),
+        *text.settings_lines(report),
+        *text.remarks(report),
+        text.missing_line(report),
+    ):
+        if line:
+            say(line)
+    folder = made.files[0].parent
+    say(f"files:  {folder}: {', '.join(path.name for path in made.files)}")
+
+
+def show_plan(plans: dict[str, Any], only: Any) -> None:
+    from fedcsd.console import say, show_table
+    from fedcsd.paper.reproduce import wanted
+
+    seen: dict[Path, Any] = {}
+    for name, runs in plans.items():
+        some = {run.path: run for run in wanted(runs, only) if run.path not in seen}
+        seen |= some
+        say(f"{name}: {len(some)} runs" + (" that no table above has" if name != next(iter(plans)) else ""))
+        if some:
+            rows = [[run.label, run.state, run.path.name] for run in some.values()]
+            show_table(["run", "state", "folder"], rows, left=3, wide=True)
+    left = [run for run in seen.values() if not run.ended]
+    took = duration_text(sum(run.seconds for run in left))
+    say(f"{len(seen)} runs, {len(left)} to train" + (f": about {took}" if left else ""))
+
+
+def list_names() -> None:
+    """The names, what each makes, and how much work it is at each scale."""
+    from fedcsd.console import say, show_table
+
+    rows = []
+    points = {name: exhibit.points for name, exhibit in EXHIBITS.items()}
+    points["all"] = list({point: None for some in points.values() for point in some})
+    for name, some in points.items():
+        times = [
+            duration_text(sum(Choices(scale).seconds(p) for p in some) * len(SCALES[scale].seeds))
+            for scale in SCALES
+        ]
+        title = EXHIBITS[name].title if name in EXHIBITS else "all of them; what they share is trained once"
+        rows.append([name, title, str(len(some)), *times])
+    show_table(["name", "what it makes", "runs", *SCALES], rows, left=2)
+    seeds = ", ".join(f"{name} {len(scale.seeds)}" for name, scale in SCALES.items())
+    say(f"runs: for each seed; seeds: {seeds}")
+    for machine in dict.fromkeys(scale.machine for scale in SCALES.values()):
+        named = [name for name, scale in SCALES.items() if scale.machine == machine]
+        say(f"time of {' and '.join(named)}: roughly, on {machine}")
+    say("start with: fedcsd reproduce table1 --scale smoke")
+
+
+def duration_text(seconds: float) -> str:
+    """Roughly how long, for people."""
+    for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 1.5 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return "1 min"
+
+
+def parse_seeds(text: str | None, scale: str) -> tuple[int, ...]:
+    if text is None:
+        return SCALES[scale].seeds
+    try:
+        seeds = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UserError(f"--seeds takes whole numbers such as 0,1,2, not {text!r}") from None
+    if len(set(seeds)) != len(seeds) or min(seeds) < 0:
+        raise UserError("--seeds needs different whole numbers from 0 on, such as 0,1,2")
+    return seeds
+
+
+def parse_stand_ins(given: Sequence[str]) -> dict[str, str]:
+    found = {}
+    for text in given:
+        name, equals, other = text.partition("=")
+        if not equals or not other:
+            raise UserError(f"--stand-in takes DATA=OTHER, such as femnist=mnist, not {text!r}")
+        found[name.strip()] = other.strip()
+    return found
+
+
+def overrides_of(options: dict[str, Any], assignments: tuple[str, ...]) -> dict[str, Any]:
+    """Settings in place of the scale's; those that the tables vary are not for the taking."""
+    values = gather(None, {}, options, assignments)
+    for key in values:
+        if key in ("method", *FIXED) and not (key == "data" and "name" not in values["data"]):
+            other = f"; --stand-in {next(iter(TITLES))}=… trains on other data" if key == "data" else ""
+            advice = "choose among its values with --only" if key in ("method", "beta") else "leave it out"
+            raise UserError(f"{key} is what the paper's tables and figures set: {advice}{other}")
+    return values

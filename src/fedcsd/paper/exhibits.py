@@ -1,0 +1,291 @@
+"""Every table and figure of the paper: what to train, what to measure, and what the paper prints.
+
+Numbers of the paper are in printed.json. Nothing here imports torch: names and options are text.
+"""
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any
+
+CIFAR, FEMNIST, OFFICE = "cifar100", "femnist", "office_caltech_10"
+TITLES = {CIFAR: "CIFAR-100", FEMNIST: "FEMNIST", OFFICE: "Office-Caltech-10"}
+PRINTED: dict[str, Any] = json.loads(
+    resources.files("fedcsd.paper").joinpath("printed.json").read_text("utf-8")
+)
+SETUP = PRINTED["setup"]
+DOMAINS = {"amazon": "Amazon", "caltech": "Caltech", "dslr": "DSLR", "webcam": "Webcam", "average": "average"}
+POOLS = {62: "62 training images a client", 0.6: "60 % of the images"}
+NAMES = {
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "fednova": "FedNova",
+    "fedavgm": "FedAvgM",
+    "moon": "MOON",
+    "fedgkd": "FedGKD",
+    "fedproto": "FedProto",
+    "fedcsd": "FedCSD",
+}
+# The figures of the paper do not say their beta: where it is open, these, which the tables have too.
+SWEPT_BETA, FEMNIST_BETA = 0.5, 0.05
+
+
+@dataclass(frozen=True)
+class Point:
+    """A federation of the paper and the method trained on it: one run for each seed."""
+
+    data: str
+    method: str
+    """as for `fedcsd run --method`"""
+    beta: float | None = None
+    pool: float | None = None
+    """training images of each domain of Office-Caltech-10: a number, or a share below 1"""
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What `--only` can choose by."""
+        name, *parts = self.method.split(":")
+        options = dict(part.split("=") for part in parts if "=" in part)
+        preset = [part for part in parts if "=" not in part]
+        known = {"beta": self.beta, "pool": self.pool}
+        return {
+            "method": ":".join([name, *preset]),
+            "data": self.data,
+            **{key: f"{value:g}" for key, value in known.items() if value is not None},
+            **options,
+        }
+
+    @property
+    def label(self) -> str:
+        """For people: of the options only those that are not the paper's usual ones."""
+        usual = [
+            *method_text(self.facts["method"], self.data).split(":"),
+            f"alpha={SETUP['fedcsd']['alpha']}",
+        ]
+        parts = [part for part in self.method.split(":") if "=" not in part or part not in usual]
+        skew = f"β {self.beta:g}" if self.beta is not None else f"pool {self.pool:g}"
+        return f"{':'.join(parts)} {self.data} {skew}"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One number: whose, of what, and what the paper prints in its place."""
+
+    row: str
+    column: str
+    point: Point
+    measure: str = "accuracy"
+    printed: float | None = None
+    implied: float | None = None
+    """what the paper itself says elsewhere, where that is another number"""
+    suspect: str = ""
+    """why the printed number is not to be trusted"""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One table: rows against columns."""
+
+    title: str
+    cells: tuple[Cell, ...]
+    head: str = "method"
+    x: tuple[str, ...] = ()
+    """for a sweep, the values on the axis, one a row"""
+    paper_best: str = ""
+    """for a sweep, the value that the paper finds best"""
+
+    @property
+    def rows(self) -> list[str]:
+        return list(dict.fromkeys(cell.row for cell in self.cells))
+
+    @property
+    def columns(self) -> list[str]:
+        return list(dict.fromkeys(cell.column for cell in self.cells))
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A table or figure of the paper."""
+
+    name: str
+    title: str
+    parts: tuple[Part, ...]
+    figure: str = ""
+    """how the picture is made (see figures.py); none for a table"""
+    first_seed_only: bool = False
+    remarks: tuple[str, ...] = field(default=())
+
+    @property
+    def points(self) -> list[Point]:
+        return list(dict.fromkeys(cell.point for part in self.parts for cell in part.cells))
+
+
+def method_text(name: str, data: str) -> str:
+    """A method of the paper with its hyper-parameters on this data."""
+    if name in SETUP["mu"]:
+        return f"{name}:mu={SETUP['mu'][name]}"
+    if name.partition(":")[0] != "fedcsd":
+        return name
+    own = SETUP["fedcsd"][data]
+    return f"{name}:mu={own['mu']}:tau={own['tau']}"
+
+
+def _cells(
+    rows: Iterable[tuple[str, str, Sequence[float | None]]],
+    columns: Sequence[tuple[str, dict[str, Any], str]],
+    data: str,
+    suspect: Sequence[dict[str, Any]] = (),
+) -> tuple[Cell, ...]:
+    """Cells of (row, method, printed numbers) against (column, federation, measure)."""
+    doubts = {tuple(map(str, doubt["cell"])): doubt for doubt in suspect}
+    found = []
+    for row, method, printed in rows:
+        for (column, where, measure), number in zip(columns, printed, strict=True):
+            last = where.get("beta", measure)
+            doubt = doubts.get((method, data, str(last))) or doubts.get((method, str(last))) or {}
+            point = Point(data, method_text(method, data), **where)
+            why, implied = doubt.get("why", ""), doubt.get("implied")
+            found.append(Cell(row, column, point, measure, number, implied, why))
+    return tuple(found)
+
+
+def _betas(betas: Iterable[float]) -> list[tuple[str, dict[str, Any], str]]:
+    return [(f"β = {beta:g}", {"beta": beta}, "accuracy") for beta in betas]
+
+
+def table1() -> Exhibit:
+    table = PRINTED["table1"]
+    parts = []
+    for data in (CIFAR, FEMNIST):
+        rows = [(label, name, table[data][name]) for name, label in NAMES.items()]
+        cells = _cells(rows, _betas(table[data]["betas"]), data, table["suspect"])
+        parts.append(Part(TITLES[data], cells))
+    return Exhibit("table1", "Label skew: eight methods on CIFAR-100 and FEMNIST", tuple(parts))
+
+
+def table2() -> Exhibit:
+    table, parts = PRINTED["table2"], []
+    rows = [(label, name, table[name]) for name, label in NAMES.items()]
+    for pool, title in POOLS.items():
+        columns = [(DOMAINS[c], {"pool": pool}, c) for c in table["columns"]]
+        cells = _cells(rows, columns, OFFICE, table["suspect"])
+        parts.append(Part(f"{TITLES[OFFICE]}, {title}", cells))
+    return Exhibit("table2", "Feature skew: eight methods on Office-Caltech-10", tuple(parts))
+
+
+def table3() -> Exhibit:
+    table = PRINTED["table3"]
+    named = (
+        ("FedAvg", "fedavg", "fedavg"),
+        ("Base", "fedcsd:base", "base"),
+        ("M1: similarity, mask", "fedcsd:m1", "m1"),
+        ("M2: similarity, TMA", "fedcsd:m2", "m2"),
+        ("M3: mask, TMA", "fedcsd:m3", "m3"),
+        ("FedCSD: all three", "fedcsd", "fedcsd"),
+    )
+    rows = [(label, method, [table[key]]) for label, method, key in named]
+    cells = _cells(rows, _betas([SWEPT_BETA]), CIFAR)
+    return Exhibit("table3", "Ablation of FedCSD's parts on CIFAR-100", (Part(TITLES[CIFAR], cells),))
+
+
+def table4() -> Exhibit:
+    table = PRINTED["table4"]
+    rows = [
+        ("forcible mask", "fedcsd:forcible", table["forcible"]),
+        ("adaptive mask", "fedcsd", table["adaptive"]),
+    ]
+    cells = _cells(rows, _betas(table["betas"]), CIFAR, PRINTED["table1"]["suspect"])
+    return Exhibit("table4", "Masks: forcible against adaptive on CIFAR-100", (Part(TITLES[CIFAR], cells),))
+
+
+def _sweep(symbol: str, option: str, best: str) -> Part:
+    own, values = SETUP["fedcsd"][CIFAR], SETUP["sweeps"][option]
+    cells = []
+    for value in values:
+        options = {"mu": own["mu"], "tau": own["tau"], "alpha": SETUP["fedcsd"]["alpha"], option: value}
+        method = ":".join(["fedcsd", *(f"{key}={number}" for key, number in options.items())])
+        column = f"β = {SWEPT_BETA:g}"
+        cells.append(Cell(f"{symbol} = {value:g}", column, Point(CIFAR, method, SWEPT_BETA)))
+    x = tuple(f"{value:g}" for value in values)
+    return Part(f"{TITLES[CIFAR]}, {symbol}", tuple(cells), symbol, x, best)
+
+
+def fig_mu_tau() -> Exhibit:
+    parts = (_sweep("μ", "mu", "0.001"), _sweep("τ", "tau", "10"))
+    return Exhibit("fig-mu-tau", "FedCSD's accuracy against μ and τ on CIFAR-100", parts, "sweep")
+
+
+def fig_alpha() -> Exhibit:
+    return Exhibit(
+        "fig-alpha", "FedCSD's accuracy against α on CIFAR-100", (_sweep("α", "alpha", "0.9"),), "sweep"
+    )
+
+
+BETA_OPEN = "the paper does not say β for this figure"
+
+
+def fig_mask() -> Exhibit:
+    measures = ("wrong_filtered", "right_lost", "teacher_accuracy")
+    heads = ("wrong labels filtered (%)", "right labels lost (%)", "teacher's accuracy (%)")
+    cells = []
+    for data, beta in ((CIFAR, SWEPT_BETA), (FEMNIST, FEMNIST_BETA)):
+        point = Point(data, method_text("fedcsd", data), beta)
+        row = f"{TITLES[data]}, β = {beta:g}"
+        cells += [Cell(row, head, point, m) for head, m in zip(heads, measures, strict=True)]
+    part = Part("the mask in the final round, on the clients' training data", tuple(cells), "data")
+    title = "What the mask filters, against rounds"
+    return Exhibit("fig-mask", title, (part,), "mask", remarks=(BETA_OPEN,))
+
+
+def fig_comm() -> Exhibit:
+    methods = (("FedAvg", "fedavg"), ("Base", "fedcsd:base"), ("FedCSD", "fedcsd"))
+    where: tuple[tuple[str, dict[str, Any], str], ...] = (
+        (CIFAR, {"beta": SWEPT_BETA}, f"β = {SWEPT_BETA:g}"),
+        (FEMNIST, {"beta": FEMNIST_BETA}, f"β = {FEMNIST_BETA:g}"),
+        (FEMNIST, {"beta": 0.01}, "β = 0.01"),
+        (OFFICE, {"pool": 62}, "62 images a client"),
+    )
+    parts = []
+    for data, federation, skew in where:
+        accuracy = "average" if data == OFFICE else "accuracy"
+        columns = [("accuracy (%)", federation, accuracy), ("sent (MB)", federation, "megabytes")]
+        cells = _cells([(label, name, [None, None]) for label, name in methods], columns, data)
+        parts.append(Part(f"{TITLES[data]}, {skew}", cells))
+    title = "Accuracy against rounds and bytes: FedAvg, Base and FedCSD"
+    return Exhibit("fig-comm", title, tuple(parts), "communication", remarks=(BETA_OPEN,))
+
+
+DRIFT_METHODS = ("fedavg", "feature_distillation", "logit_distillation")
+
+
+def fig1() -> Exhibit:
+    cell = Cell("FedAvg", f"β = {SWEPT_BETA:g}", Point(CIFAR, "fedavg", SWEPT_BETA))
+    part = Part(f"{TITLES[CIFAR]}, the well-trained global model", (cell,))
+    title = "Drift in one long round from a well-trained model: logits, features, accuracy"
+    return Exhibit("fig1", title, (part,), "drift", first_seed_only=True, remarks=(BETA_OPEN,))
+
+
+def fig_tsne() -> Exhibit:
+    columns = _betas([FEMNIST_BETA])
+    cells = _cells([("FedAvg", "fedavg", [None]), ("FedCSD", "fedcsd", [None])], columns, FEMNIST)
+    part = Part(f"{TITLES[FEMNIST]}, the models whose features are shown", cells)
+    title = "t-SNE of latent features on FEMNIST"
+    return Exhibit("fig-tsne", title, (part,), "tsne", first_seed_only=True, remarks=(BETA_OPEN,))
+
+
+EXHIBITS: dict[str, Exhibit] = {
+    exhibit.name: exhibit
+    for exhibit in (
+        table1(),
+        table2(),
+        table3(),
+        table4(),
+        fig1(),
+        fig_mu_tau(),
+        fig_alpha(),
+        fig_mask(),
+        fig_comm(),
+        fig_tsne(),
+    )
+}

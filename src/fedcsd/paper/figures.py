@@ -1,0 +1,255 @@
+"""The paper's figures, for print: column width, lines told apart without colour, seeds as a band."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import blake2b
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+
+from fedcsd.analysis.figures import COLOURS
+from fedcsd.jobs import load_run
+from fedcsd.paper.exhibits import DRIFT_METHODS, Point
+from fedcsd.paper.measured import MEASURES, Measured, Result
+from fedcsd.paper.plan import Outcome
+from fedcsd.paper.report import Report
+from fedcsd.runs import write_whole
+
+COLUMN, PAGE = 3.4, 7.0  # inches, of a two-column page
+LOOK: dict[Any, Any] = {
+    "font.size": 8,
+    "axes.titlesize": 8,
+    "axes.labelsize": 8,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "axes.linewidth": 0.6,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedcsd",
+}
+STYLES, MARKERS = ("-", "--", "-.", ":"), ("o", "s", "^", "D")
+FORMATS = ("png", "svg", "pdf")
+Picture = Callable[[Report, Path, Callable[[str, int, int], None]], list[Path]]
+
+
+def draw(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) -> list[Path]:
+    """The picture of a figure, as stem.png, .svg and .pdf; none as long as a run it needs is missing."""
+    if not report.exhibit.figure or not report.outcomes:
+        return []
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(LOOK):
+        return PICTURES[report.exhibit.figure](report, stem, on_step)
+
+
+def sweep(report: Report, stem: Path, on_step: object = None) -> list[Path]:
+    """Accuracy against the values of an option, a panel each."""
+    width = COLUMN * (0.7 if len(report.parts) == 1 else 1)
+    figure, axes = _panels(1, len(report.parts), (width, 1.75), sharey="row")
+    for axis, measured in zip(axes[0], report.parts, strict=True):
+        runs = _by_seed(measured)
+        places = range(len(measured.part.x))
+        _band(axis, places, runs, 0, "FedCSD", marker="o")
+        best = measured.part.x.index(measured.part.paper_best)
+        axis.axvline(best, color="0.55", linestyle=":", linewidth=0.9, zorder=0)
+        axis.set(xlabel=f"${_math(measured.part.head)}$", xticks=places, xlim=(-0.4, len(places) - 0.6))
+        axis.set_xticklabels(measured.part.x)
+        axis.annotate(
+            "paper's best", (best, 1), (2, -3), xycoords=("data", "axes fraction"), textcoords="offset points",
+            ha="left", va="top", rotation=90, fontsize=6, color="0.4",
+        )  # fmt: skip
+    axes[0][0].set_ylabel("test accuracy (%)")
+    return _save(figure, stem)
+
+
+def _math(symbol: str) -> str:
+    return {"μ": r"\mu", "τ": r"\tau", "α": r"\alpha"}[symbol]
+
+
+def _by_seed(measured: Measured) -> list[list[float]]:
+    """[seeds][cells] of a part with one column."""
+    return [list(column) for column in zip(*(result.values for result in measured.results), strict=True)]
+
+
+def mask(report: Report, stem: Path, on_step: object = None) -> list[Path]:
+    """What the mask filters, against rounds, a panel for each data set."""
+    (measured,) = report.parts
+    names = {
+        "wrong_filtered": "wrong filtered",
+        "right_lost": "right lost",
+        "teacher_accuracy": "teacher right",
+    }
+    figure, axes = _panels(1, len(measured.part.rows), (COLUMN, 2.1), sharey="row")
+    for axis, row in zip(axes[0], measured.part.rows, strict=True):
+        cells = [r.cell for r in measured.results if r.cell.row == row]
+        for index, cell in enumerate(cells):
+            _curves(axis, _ended(report, cell.point), cell.measure, index, names[cell.measure])
+        first = measured.column(measured.part.columns[0])
+        result = next(result for result in first if result.cell.row == row)
+        axis.set_title("\n".join(_titles(row, result, report)), fontsize=7)
+        _rounds(axis)
+        axis.set_ylim(-3, 103)
+    axes[0][0].set_ylabel("share of soft labels (%)")
+    _legend(figure, axes[0][0])
+    return _save(figure, stem)
+
+
+def communication(report: Report, stem: Path, on_step: object = None) -> list[Path]:
+    """Accuracy against rounds, above, and against what was sent, below."""
+    figure, axes = _panels(2, len(report.parts), (PAGE, 3.3), sharey="col")
+    for column, measured in enumerate(report.parts):
+        cells = measured.column(measured.part.columns[0])
+        for index, cell in enumerate(result.cell for result in cells):
+            ended = _ended(report, cell.point)
+            _curves(axes[0][column], ended, cell.measure, index, cell.row)
+            _against_bytes(axes[1][column], ended, cell.measure, index)
+        axes[0][column].set_title("\n".join(_titles(measured.part.title, cells[0], report)), fontsize=7)
+        _rounds(axes[0][column])
+        axes[1][column].set_xlabel("sent, both ways (MB)")
+    for row in axes:
+        row[0].set_ylabel("test accuracy (%)")
+    _legend(figure, axes[0][0])
+    return _save(figure, stem)
+
+
+def _titles(title: str, result: Result, report: Report) -> tuple[str, str]:
+    """The data, with what stands in for it, and the skew, in two lines."""
+    data, _, skew = title.partition(", ")
+    other = report.choices.stand_ins.get(result.cell.point.data)
+    return f"{data} ({other})" if other else data, skew
+
+
+def drift(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) -> list[Path]:
+    """Fig. 1, by analysis/drift.py. The study is kept: it takes as long as some rounds of training."""
+    analysis = import_module("fedcsd.analysis.drift")
+    start = next(iter(report.outcomes.values()))
+    if start.diverged:
+        return []
+    epochs = report.choices.of_scale.drift_epochs
+    asked = json.dumps([start.path.name, epochs, DRIFT_METHODS])
+    kept = (
+        start.path.parent.parent
+        / "studies"
+        / f"drift-{blake2b(asked.encode(), digest_size=6).hexdigest()}.json"
+    )
+    if kept.exists():
+        study = analysis.Drift.from_json(json.loads(kept.read_text(encoding="utf-8")))
+    else:
+        study = analysis.study(load_run(start.path), epochs=epochs, methods=DRIFT_METHODS, report=on_step)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(kept, (json.dumps(study.to_json()) + "\n").encode())
+    numbers = stem.with_name(f"{stem.name}.json")
+    write_whole(numbers, (json.dumps(study.to_json(), indent=1) + "\n").encode())
+    return [*analysis.draw(study, stem), numbers]
+
+
+def tsne(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) -> list[Path]:
+    """The t-SNE figure, by analysis/tsne.py, once both of its runs are finished."""
+    analysis = import_module("fedcsd.analysis.tsne")
+    ended = {
+        result.cell.row: report.outcomes.get((result.cell.point, report.seeds[0]))
+        for result in report.results
+    }
+    paths = {row: outcome.path for row, outcome in ended.items() if outcome and not outcome.diverged}
+    if len(paths) < len(ended):
+        return []
+    runs = {row: load_run(path) for row, path in paths.items()}
+    return list(analysis.picture(runs, stem, report=on_step))
+
+
+PICTURES: Mapping[str, Picture] = {
+    "sweep": sweep,
+    "mask": mask,
+    "communication": communication,
+    "drift": drift,
+    "tsne": tsne,
+}
+
+
+def _panels(rows: int, columns: int, size: tuple[float, float], **shared: Any) -> tuple[Figure, Any]:
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **shared)
+    for axis in axes.flat:
+        axis.grid(alpha=0.3, linewidth=0.5)
+        axis.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _ended(report: Report, point: Point) -> list[Outcome]:
+    """The runs of a point that have ended and have something to show."""
+    found = (report.outcomes.get((point, seed)) for seed in report.seeds)
+    return [outcome for outcome in found if outcome and outcome.history]
+
+
+def _padded(runs: Sequence[Sequence[float]]) -> Any:
+    """[runs, rounds], masked where a run has no number (any more)."""
+    length = max(map(len, runs), default=0)
+    return np.ma.masked_invalid(
+        np.array([[*run, *[np.nan] * (length - len(run))] for run in runs], dtype=float).reshape(
+            len(runs), length
+        )
+    )
+
+
+def _curves(axis: Axes, ended: Sequence[Outcome], measure: str, index: int, label: str) -> None:
+    """Against rounds; a cross where a run diverged."""
+    runs = [MEASURES[measure](outcome.history) for outcome in ended]
+    if not runs:
+        return
+    _band(axis, range(1, max(map(len, runs)) + 1), runs, index, label)
+    for run, outcome in zip(runs, ended, strict=True):
+        if outcome.diverged:
+            axis.plot(len(run), run[-1], "x", color=COLOURS[index % len(COLOURS)], markersize=5)
+
+
+def _against_bytes(axis: Axes, ended: Sequence[Outcome], measure: str, index: int) -> None:
+    """What is sent is the same for all seeds, but for clients that fail: the mean of it is the axis."""
+    if ended:
+        sent = _padded([MEASURES["megabytes"](outcome.history) for outcome in ended]).mean(0)
+        _band(axis, sent, [MEASURES[measure](outcome.history) for outcome in ended], index, "")
+
+
+def _band(
+    axis: Axes, x: Any, runs: Sequence[Sequence[float]], index: int, label: str, marker: str = ""
+) -> None:
+    """Mean over seeds as a line, their range as a band."""
+    values = _padded(runs)
+    colour, style = COLOURS[index % len(COLOURS)], STYLES[index % len(STYLES)]
+    few = values.shape[1] <= 12
+    axis.plot(
+        x, values.mean(0), color=colour, linestyle=style, linewidth=1.2, label=label,
+        marker=marker or (MARKERS[index % len(MARKERS)] if few else ""), markersize=3,
+    )  # fmt: skip
+    if len(runs) > 1:
+        axis.fill_between(x, values.min(0), values.max(0), color=colour, alpha=0.18, linewidth=0)
+
+
+def _rounds(axis: Axes) -> None:
+    axis.set_xlabel("round")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def _legend(figure: Figure, axis: Axes) -> None:
+    handles, labels = axis.get_legend_handles_labels()
+    look: dict[str, Any] = {"frameon": False, "handlelength": 2.6, "columnspacing": 1.4}
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), **look)
+
+
+def _save(figure: Figure, stem: Path) -> list[Path]:
+    paths = [stem.with_name(f"{stem.name}.{ending}") for ending in FORMATS]
+    for path in paths:
+        dated = (
+            {"Date": None}
+            if path.suffix == ".svg"
+            else {"CreationDate": None}
+            if path.suffix == ".pdf"
+            else None
+        )
+        figure.savefig(path, dpi=300, metadata=dated)
+    return paths

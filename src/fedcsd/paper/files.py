@@ -1,0 +1,263 @@
+"""What a reader gets: the table as Markdown, CSV and LaTeX, and every number as JSON."""
+
+import csv
+import io
+import json
+import math
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fedcsd.analysis.tables import LATEX, MARKDOWN, known, one_line
+from fedcsd.paper.exhibits import PRINTED
+from fedcsd.paper.measured import Result, order_of
+from fedcsd.paper.plan import Outcome
+from fedcsd.paper.report import (
+    Report,
+    findings,
+    legend,
+    missing_line,
+    remarks,
+    settings_lines,
+    table,
+    title_of,
+)
+from fedcsd.runs import facts, write_whole
+
+CURVES = (
+    "test_accuracy",
+    "test_loss",
+    "train_loss",
+    "domain_mean",
+    "local_accuracy",
+    "logit_drift",
+    "feature_drift",
+    "teacher_accuracy",
+    "mask_rate",
+    "wrong_filtered",
+    "right_lost",
+    "target_entropy",
+    "bytes_down",
+    "bytes_up",
+    "seconds",
+)  # kept of each round; the rest is in the run's own metrics.jsonl
+
+
+def write(report: Report, folder: Path, pictures: list[Path]) -> list[Path]:
+    """All files of a table or figure but its pictures; each is there completely or not at all."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name, written = report.exhibit.name, []
+    for file, text in (
+        (f"{name}.md", markdown(report, folder, pictures)),
+        (f"{name}.csv", csv_text(report, folder)),
+        (f"{name}.tex", latex(report)),
+        ("results.json", json.dumps(to_json(report, folder), indent=1) + "\n"),
+    ):
+        write_whole(folder / file, text.encode())
+        written.append(folder / file)
+    return written
+
+
+def markdown(report: Report, folder: Path, pictures: list[Path]) -> str:
+    exhibit = report.exhibit
+    lines = [
+        f"# {exhibit.name}: {exhibit.title}",
+        "",
+        *(f"- {one_line(line)}" for line in legend(report)),
+        "",
+    ]
+    lines += [f"![{exhibit.title}]({p.name})\n" for p in pictures if p.suffix == ".png"]
+    for measured in report.parts:
+        head, cells = table(report, measured, MARKDOWN)
+        rules = ["---", *["---:"] * (len(head) - 1)]
+        lines += [f"## {title_of(measured.part, report)}", ""]
+        lines += ["| " + " | ".join(line) + " |" for line in (head, rules, *cells)]
+        lines.append("")
+    notes = remarks(report)
+    lines += [f"- {MARKDOWN.raised(note[0])}{one_line(note[1:])}" for note in notes]
+    found = findings(report)
+    for title, texts in (
+        ("What it says", found),
+        ("What was run", [*settings_lines(report), missing_line(report)]),
+    ):
+        texts = [f"- {one_line(text)}" for text in texts if text]
+        lines += ["", f"## {title}", "", *texts] if texts else []
+    for run in {outcome.path.parent for outcome in report.outcomes.values()}:
+        where = _relative(run, folder)
+        lines += ["", f"The runs are in [{where}]({where}); `results.json` says which cell is of which run."]
+    return "\n".join(lines) + "\n"
+
+
+def latex(report: Report) -> str:
+    """A tabular for each part, to \\input into a document that uses booktabs."""
+    comments = [r"needs \usepackage{booktabs}", report.exhibit.title, *legend(report), *findings(report)]
+    comments += [*settings_lines(report), missing_line(report), *remarks(report)]
+    lines = [f"% {one_line(line)}" for line in comments if line]
+    for measured in report.parts:
+        head, cells = table(report, measured, LATEX)
+        lines += [
+            f"% {one_line(title_of(measured.part, report))}",
+            f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
+            r"\toprule",
+            " & ".join(head) + r" \\",
+            r"\midrule",
+            *(" & ".join(line) + r" \\" for line in cells),
+            r"\bottomrule",
+            r"\end{tabular}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def csv_text(report: Report, folder: Path) -> str:
+    """A line for each cell; what there is no number for is empty."""
+    buffer = io.StringIO()
+    lines = [
+        {"part": measured.part.title, **_flat(report, result, folder)}
+        for measured in report.parts
+        for result in measured.results
+    ]
+    writer = csv.DictWriter(buffer, list(lines[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return buffer.getvalue()
+
+
+def _flat(report: Report, result: Result, folder: Path) -> dict[str, Any]:
+    cell, point = result.cell, result.cell.point
+    numbers = {
+        "mean": result.mean,
+        "std": result.spread,
+        "printed": cell.printed,
+        "difference": result.difference,
+        "best_round_mean": _mean(result.best),
+    }
+    return {
+        "row": cell.row,
+        "column": cell.column,
+        "measure": cell.measure,
+        "method": point.method,
+        "data": report.choices.stand_ins.get(point.data, point.data),
+        "beta": "" if point.beta is None else point.beta,
+        "pool": "" if point.pool is None else point.pool,
+        **{name: "" if _finite(value) is None else _finite(value) for name, value in numbers.items()},
+        "suspect": cell.suspect,
+        "seeds": len(result.seeds),
+        "finished": len(known(result.values)),
+        "diverged": sum(end is not None for end in result.ends),
+        "notes": "; ".join(result.notes),
+    }
+
+
+def _mean(values: tuple[float, ...]) -> float:
+    some = known(values)
+    return sum(some) / len(some) if some else math.nan
+
+
+def _finite(value: float | None) -> float | None:
+    return round(value, 6) if value is not None and math.isfinite(value) else None
+
+
+def to_json(report: Report, folder: Path) -> dict[str, Any]:
+    """Every number: measured, printed, the differences, and each run's curves."""
+    exhibit, choices = report.exhibit, report.choices
+    return {
+        "name": exhibit.name,
+        "title": exhibit.title,
+        "source": PRINTED["source"],
+        "scale": choices.scale,
+        "scale_meaning": choices.of_scale.meaning,
+        "overrides": dict(choices.overrides),
+        "stand_ins": dict(choices.stand_ins),
+        "seeds": list(report.seeds),
+        "notes": [*legend(report), *settings_lines(report)],
+        "findings": findings(report),
+        "footnotes": remarks(report),
+        "missing": [run.label for run in report.missing],
+        "parts": [
+            {
+                "title": measured.part.title,
+                "cells": [_cell(result, report, folder) for result in measured.results],
+                "order": {column: _order(measured.column(column)) for column in measured.part.columns},
+            }
+            for measured in report.parts
+        ],
+        "runs": {
+            _relative(outcome.path, folder): _run(outcome)
+            for outcome in {o.path: o for o in report.outcomes.values()}.values()
+        },
+        "commit": commit(),
+        **facts(),
+    }
+
+
+def _cell(result: Result, report: Report, folder: Path) -> dict[str, Any]:
+    cell, point = result.cell, result.cell.point
+    paths = [o.path for seed in result.seeds if (o := report.outcomes.get((point, seed)))]
+    return {
+        "row": cell.row,
+        "column": cell.column,
+        "measure": cell.measure,
+        "point": {key: value for key, value in vars(point).items() if value is not None},
+        "values": [_finite(value) for value in result.values],
+        "best_round_values": [_finite(value) for value in result.best],
+        "diverged": [end and vars(end) for end in result.ends],
+        "mean": _finite(result.mean),
+        "std": _finite(result.spread),
+        "printed": cell.printed,
+        "implied": cell.implied,
+        "suspect": cell.suspect,
+        "difference": _finite(result.difference),
+        "runs": [_relative(path, folder) for path in paths],
+        "notes": list(result.notes),
+    }
+
+
+def _order(results: list[Result]) -> dict[str, Any] | None:
+    order = order_of(results)
+    if order.tau is None:
+        return None
+    return {
+        "holds": not order.differ,
+        "kendall_tau": _finite(order.tau),
+        "pairs": order.compared,
+        "agree": order.agree,
+        "differ": [list(pair) for pair in order.differ],
+        "within_spread": [list(pair) for pair in order.unclear],
+    }
+
+
+def _run(outcome: Outcome) -> dict[str, Any]:
+    curves: Mapping[str, list[Any]] = {
+        name: [_rounded(record.get(name)) for record in outcome.history]
+        for name in CURVES
+        if any(record.get(name) is not None for record in outcome.history)
+    }
+    return {
+        "settings": dict(outcome.settings),
+        "diverged": outcome.diverged and vars(outcome.diverged),
+        "changed": list(outcome.mended),
+        "curves": curves,
+    }
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.6g}") if isinstance(value, float) and math.isfinite(value) else value
+
+
+def _relative(path: Path, folder: Path) -> str:
+    return os.path.relpath(path, folder)
+
+
+def commit() -> str:
+    """The version of this package's code where it is a git checkout; else empty."""
+    here, found = Path(__file__), ""
+    for question in (["ls-files", "--error-unmatch", here.name], ["rev-parse", "HEAD"]):
+        command = ["git", "-C", str(here.parent), *question]
+        try:
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return ""  # no git, no checkout, or another project's
+        found = answer.stdout.strip()
+    return found

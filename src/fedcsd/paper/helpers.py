@@ -1,0 +1,77 @@
+"""Other processes that train runs of the same plan, each on the next GPU where there are several."""
+
+import multiprocessing
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from fedcsd.backends.local import cores
+from fedcsd.errors import RunStopped, UserError, note
+from fedcsd.paper.plan import Filter
+from fedcsd.paper.reproduce import reproduce
+from fedcsd.paper.scales import Choices
+
+
+def gpus() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return [name for name in named.split(",") if name] or [str(n) for n in range(torch.cuda.device_count())]
+
+
+def shared_out(choices: Choices, jobs: int) -> tuple[Choices, int]:
+    """How many processes there are to be (0: one for each GPU), and the settings with the cores dealt out."""
+    cuda = choices.overrides.get("device") == "cuda"
+    jobs = jobs or (max(1, len(gpus())) if cuda else 1)
+    if cuda or jobs == 1 or "workers" in choices.overrides:
+        return choices, jobs
+    return replace(choices, overrides={**choices.overrides, "workers": max(1, cores() // jobs)}), jobs
+
+
+@contextmanager
+def helping(jobs: int, names: Sequence[str], choices: Choices, out: Path, only: Filter) -> Iterator[None]:
+    """While this lasts, jobs − 1 other processes train too. What each says is in logs/.
+
+    Ctrl-C reaches them as well; whatever else ends this process asks them to stop and waits for it.
+    """
+    context, places = multiprocessing.get_context("spawn"), gpus()
+    helpers = []
+    for number in range(2, jobs + 1):
+        log = out / "logs" / f"job-{number}.log"
+        gpu = places[(number - 1) % len(places)] if places else ""
+        arguments = (names, choices, out, only, gpu, log)
+        helpers.append((context.Process(target=_help, args=arguments), log))
+        helpers[-1][0].start()
+    try:
+        yield
+    except BaseException:
+        for process, _ in helpers:
+            process.terminate()
+        raise
+    finally:
+        for process, log in helpers:
+            process.join()
+            if process.exitcode == 1:
+                note(f"a helping process ended early: see {log}")
+
+
+def _help(names: Sequence[str], choices: Choices, out: Path, only: Filter, gpu: str, log: Path) -> None:
+    if gpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA is first used
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with open(log, "a", buffering=1, encoding="utf-8") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+        status = 0
+        try:
+            reproduce(names, choices, out, only=only, tables=False)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        except (UserError, RunStopped) as error:
+            print(error, flush=True)
+            status = 1
+    sys.exit(status)

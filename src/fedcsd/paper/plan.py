@@ -1,0 +1,168 @@
+"""Which runs a table or figure needs, where each lies, and how far it is."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from fedcsd.comparison import Cell as Training
+from fedcsd.config import IRRELEVANT, TABLES, Settings, build, layered, plain
+from fedcsd.errors import Divergence, UserError, unknown
+from fedcsd.experiments import make_method
+from fedcsd.jobs import Job
+from fedcsd.methods import methods
+from fedcsd.paper.exhibits import EXHIBITS, Exhibit, Point
+from fedcsd.paper.scales import Choices
+from fedcsd.runs import RunDirectory
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One run: a point of the paper with a seed, and the folder that its settings name."""
+
+    point: Point
+    seed: int
+    values: Mapping[str, Any]
+    path: Path
+    seconds: float
+    """it takes, roughly"""
+
+    @property
+    def label(self) -> str:
+        return f"{self.point.label} seed {self.seed}"
+
+    @property
+    def _training(self) -> Training:
+        return Training(self.label, self.seed, dict(self.values), {}, self.path, overwrite=False)
+
+    @property
+    def ended(self) -> bool:
+        """Whether there is nothing to train: finished, or diverged."""
+        return any((self.path / name).exists() for name in ("summary.json", "diverged.json"))
+
+    def job(self) -> Job | None:
+        """What is to be trained; None if it is finished."""
+        return self._training.job()
+
+    @property
+    def state(self) -> str:
+        """How far it is, in words."""
+        if not self._training.exists:
+            return "to do"
+        run = RunDirectory.open(self.path)
+        if run.divergence:
+            return f"diverged in round {run.divergence.round}"
+        return "done" if run.summary else f"{run.rounds_saved} of {run.settings['rounds']} rounds"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A run that has ended, without its weights."""
+
+    path: Path
+    settings: Mapping[str, Any]
+    history: Sequence[Mapping[str, Any]]
+    diverged: Divergence | None
+    mended: tuple[str, ...]
+
+    @classmethod
+    def of(cls, run: Planned) -> "Outcome | None":
+        """None while the run has not ended."""
+        if not run.ended:
+            return None
+        there = RunDirectory.open(run.path)
+        return cls(run.path, there.settings, there.history(), there.divergence, tuple(there.mended))
+
+
+def plan(exhibit: Exhibit, choices: Choices, folder: Path) -> dict[tuple[Point, int], Planned]:
+    """The runs of a table or figure. Points whose settings are the same share one."""
+    seeds = choices.seeds[:1] if exhibit.first_seed_only else choices.seeds
+    found = {}
+    for point in exhibit.points:
+        for seed in seeds:
+            values = choices.values(point, seed)
+            path = folder / _run_name(point, seed, values)
+            found[point, seed] = Planned(point, seed, values, path, choices.seconds(point))
+    return found
+
+
+def _run_name(point: Point, seed: int, values: Mapping[str, Any]) -> str:
+    named = Path(values["data"]["name"]).stem
+    return f"{point.facts['method'].replace(':', '-')}-{named}-seed{seed}-{digest(values)}"
+
+
+def digest(values: Mapping[str, Any]) -> str:
+    """Tells settings apart that make another result. Defaults are left out, so that an option spelled
+    out and one left alone are the same, and so that a new setting of a later version changes nothing."""
+    text = json.dumps(matters(values), sort_keys=True)
+    return blake2b(text.encode(), digest_size=6).hexdigest()
+
+
+def matters(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that make a result what it is and are not the default."""
+    values = layered(TABLES, values)
+    settings = build(Settings, {key: value for key, value in values.items() if key not in TABLES})
+    usual = Settings()
+    found: dict[str, Any] = {
+        key: value
+        for key, value in plain(settings).items()
+        if key not in IRRELEVANT and value != getattr(usual, key)
+    }
+    found |= {key: values[key] for key in ("data", "model", "partition")}
+    return {**found, "method": _method(json.dumps(values["method"], sort_keys=True))}
+
+
+@cache
+def _method(table: str) -> dict[str, Any]:
+    options = json.loads(table)
+    method = make_method(options)
+    usual = plain(methods.load(options["name"])())
+    return {
+        "name": options["name"],
+        **{key: value for key, value in plain(method).items() if usual[key] != value},
+    }
+
+
+Filter = Mapping[str, frozenset[str]]
+
+
+def parse_only(text: str) -> Filter:
+    """`method=fedcsd,beta=0.5,beta=5` as the values that are wanted of each; different keys go together."""
+    wanted: dict[str, set[str]] = {}
+    known = _facts()
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        key, equals, value = (side.strip() for side in part.partition("="))
+        if not equals:
+            raise UserError(f"--only takes KEY=VALUE such as method=fedcsd,beta=0.5, not {part!r}")
+        if key not in known:
+            raise unknown("key of --only", key, known)
+        value = _plain_number(value) if key != "method" else value
+        if value not in known[key]:
+            raise unknown(f"{key} of the paper's experiments", value, known[key])
+        wanted.setdefault(key, set()).add(value)
+    return {key: frozenset(values) for key, values in wanted.items()}
+
+
+def _plain_number(text: str) -> str:
+    try:
+        return f"{float(text):g}"
+    except ValueError:
+        return text
+
+
+@cache
+def _facts() -> dict[str, set[str]]:
+    known: dict[str, set[str]] = {}
+    for exhibit in EXHIBITS.values():
+        for point in exhibit.points:
+            for key, value in point.facts.items():
+                known.setdefault(key, set()).add(value)
+    return known
+
+
+def chosen(point: Point, only: Filter) -> bool:
+    facts = {key: _plain_number(value) for key, value in point.facts.items()}
+    return all(facts.get(key) in values for key, values in only.items())

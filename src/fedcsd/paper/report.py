@@ -1,0 +1,243 @@
+"""A table or figure of the paper as it was measured, in words: the text of its cells and of what stands below."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from fedcsd.analysis.rows import told
+from fedcsd.analysis.tables import Style, known, settings_line, spread
+from fedcsd.paper.exhibits import TITLES, Exhibit, Part, Point
+from fedcsd.paper.measured import Measured, Result, apart, best_in, measure, nearer_pool, order_of
+from fedcsd.paper.plan import Outcome, Planned
+from fedcsd.paper.scales import Choices
+
+LETTERS = "abcdefghij"
+
+
+@dataclass(frozen=True)
+class Report:
+    """What there is to tell of one table or figure: finished runs, measured cells, what is missing."""
+
+    exhibit: Exhibit
+    choices: Choices
+    runs: Mapping[tuple[Point, int], Planned]
+    outcomes: Mapping[tuple[Point, int], Outcome]
+
+    @classmethod
+    def of(cls, exhibit: Exhibit, choices: Choices, runs: Mapping[tuple[Point, int], Planned]) -> "Report":
+        ended = {key: outcome for key, run in runs.items() if (outcome := Outcome.of(run))}
+        return cls(exhibit, choices, runs, ended)
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(seed for _, seed in self.runs))
+
+    @cached_property
+    def parts(self) -> list[Measured]:
+        return [
+            Measured(part, tuple(measure(cell, self.seeds, self.outcomes) for cell in part.cells))
+            for part in self.exhibit.parts
+        ]
+
+    @property
+    def results(self) -> list[Result]:
+        return [result for part in self.parts for result in part.results]
+
+    @property
+    def printed(self) -> bool:
+        """Whether the paper has numbers for this."""
+        return any(result.cell.printed is not None for result in self.results)
+
+    @property
+    def missing(self) -> list[Planned]:
+        return list({run.path: run for key, run in self.runs.items() if key not in self.outcomes}.values())
+
+    @cached_property
+    def doubts(self) -> dict[str, str]:
+        """A letter for each reason not to trust a printed number."""
+        reasons = dict.fromkeys(_reason(r) for r in self.results if r.cell.suspect)
+        return dict(zip(reasons, LETTERS, strict=False))
+
+    def letter(self, result: Result) -> str:
+        return self.doubts.get(_reason(result), "") if result.cell.suspect else ""
+
+
+def _reason(result: Result) -> str:
+    cell = result.cell
+    return f"{cell.row}, {cell.column}: {cell.suspect}"
+
+
+def table(report: Report, measured: Measured, style: Style) -> tuple[list[str], list[list[str]]]:
+    """Head and cells of one part."""
+    part, best = measured.part, {}
+    for column in part.columns:
+        accuracy = any(r.cell.measure != "megabytes" for r in measured.column(column))
+        best[column] = (
+            best_in(measured.column(column)) if accuracy and report.exhibit.figure != "mask" else set()
+        )
+    lines = []
+    for row in part.rows:
+        texts = [style.text(row)]
+        for column in part.columns:
+            result = measured.at(row, column)
+            bold = row in best[column]
+            texts.append(cell_text(report, result, style, bold) if result else style.nothing)
+        lines.append(texts)
+    return [style.text(part.head), *map(style.text, part.columns)], lines
+
+
+def cell_text(report: Report, result: Result, style: Style, best: bool = False) -> str:
+    """`58.61 ± 0.40 (58.50, +0.11)`: measured, printed, the difference."""
+    text = measured_text(result, style, best)
+    printed = result.cell.printed
+    if printed is None:
+        return text
+    letter = report.letter(result)
+    inside = style.number(f"{printed:.2f}", False) + (style.raised(letter) if letter else "")
+    if result.difference is not None:
+        inside += ", " + style.number(f"{result.difference:+.2f}", False)
+    return f"{text} ({inside})"
+
+
+def measured_text(result: Result, style: Style, best: bool = False) -> str:
+    values, ends = known(result.values), [end.round for end in result.ends if end]
+    if not values:
+        if not ends:
+            return style.nothing
+        rounds = f"round {ends[0]}" if len(set(ends)) == 1 else f"rounds {min(ends)} to {max(ends)}"
+        return f"diverged ({rounds})"
+    shown = f"{result.mean:.2f}" if result.cell.measure == "megabytes" else spread(values)
+    text = style.number(shown, best) + (style.mark if result.notes else "")
+    of = len(result.seeds)
+    text += f" ({len(ends)} of {of} diverged)" * bool(ends)
+    return text + f" ({len(values)} of {of} seeds)" * bool(result.missing)
+
+
+def order_lines(report: Report, pairs: bool = True) -> list[str]:
+    """For each column with printed numbers, whether the order of methods is the paper's; which pairs are
+    not, unless there is no room for that."""
+    lines = []
+    for measured in report.parts:
+        for column in measured.part.columns:
+            results = measured.column(column)
+            if text := _order_text(results, pairs):
+                best = f"best here {_best(results)}, in the paper {_printed_best(results)}"
+                lines.append(f"{measured.part.title}, {column}: {text}; {best}")
+    return lines
+
+
+def _order_text(results: Sequence[Result], pairs: bool) -> str:
+    order = order_of(results)
+    if sum(r.whole and r.cell.printed is not None for r in results) < 2:
+        return ""
+    if order.tau is None:
+        return "order open, no two differ"
+    if not order.differ:
+        return f"order holds in all {order.compared} pairs" if order.compared > 1 else "order holds"
+    tau = f"Kendall's τ {order.tau:+.2f}"
+    text = f"order differs, {order.agree} of {order.compared} pairs are as in the paper ({tau})"
+    if pairs:
+        text += f"; higher in the paper, lower here: {_pairs(order.differ)}"
+    if order.unclear and pairs:
+        inside = "all of them" if order.unclear == order.differ else _pairs(order.unclear)
+        text += f" (no further apart than the seeds spread: {inside})"
+    return text
+
+
+def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(f"{above} – {below}" for above, below in pairs)
+
+
+def _best(results: Sequence[Result]) -> str:
+    best = [r.cell.row for r in results if r.cell.row in best_in(results)]
+    return f"{len(best)} of them alike" if len(best) > 3 else " and ".join(best) or "open"
+
+
+def _printed_best(results: Sequence[Result]) -> str:
+    """Of those that were measured; by the lower of two statements, where the paper makes two."""
+    lower = {
+        r.cell.row: min(r.cell.printed, r.cell.implied or r.cell.printed)
+        for r in results
+        if r.whole and r.cell.printed is not None
+    }
+    return " and ".join(row for row, value in lower.items() if value == max(lower.values()))
+
+
+def sweep_lines(report: Report) -> list[str]:
+    """For each sweep: where the paper finds the best value, and where it is here."""
+    lines = []
+    for measured in report.parts:
+        if measured.part.paper_best:
+            here = _best(measured.results)
+            lines.append(
+                f"{measured.part.title}: best in the paper {measured.part.head} = {measured.part.paper_best}, here {here}"
+            )
+    return lines
+
+
+def legend(report: Report) -> list[str]:
+    """What a reader of the numbers must know, a line each."""
+    seeds, scale = report.seeds, report.choices.of_scale
+    over = f"seed {seeds[0]}" if seeds else "no seed"
+    if len(seeds) > 1:
+        over = f"mean ± standard deviation over seeds {', '.join(map(str, seeds))}"
+    lines = [f"final round, {over}" + ("; in brackets: printed, difference" if report.printed else "")]
+    lines.append(f"scale {report.choices.scale}: {scale.meaning}")
+    if report.choices.changed:
+        lines.append(f"in place of the scale's settings: {', '.join(report.choices.changed)}")
+    used = {point.data for point in report.exhibit.points}
+    lines += [note for data, note in report.choices.notes.items() if data in used]
+    return [*lines, *report.exhibit.remarks]
+
+
+def settings_lines(report: Report) -> list[str]:
+    """What all runs on a data set have in common."""
+    lines = []
+    for data, title in TITLES.items():
+        config = next((dict(o.settings) for (p, _), o in report.outcomes.items() if p.data == data), None)
+        if config is None:
+            continue
+        if isinstance(config["data"], Mapping):  # the pool is not common to all
+            config["data"] = {key: value for key, value in config["data"].items() if key != "train_pool"}
+        shown = {key: value for key, value in told(config).items() if key not in ("beta", "track_drift")}
+        lines.append(f"{title}: {settings_line(shown, report.seeds).partition(': ')[2].partition(';')[0]}")
+    return lines
+
+
+def findings(report: Report, pairs: bool = True) -> list[str]:
+    """What the numbers say beside each other."""
+    lines = [*order_lines(report, pairs), *sweep_lines(report)]
+    final, best = apart(report.results), apart(report.results, best=True)
+    if final is not None and best is not None:
+        lines.append(
+            f"mean absolute difference to the printed numbers: {final:.2f}; with each run's best round, "
+            f"which the authors' released code reports, {best:.2f}"
+        )
+    if report.exhibit.name == "table2" and (text := nearer_pool(report.parts)):
+        lines.append(text)
+    return lines
+
+
+def remarks(report: Report) -> list[str]:
+    """Footnotes: printed numbers that contradict the paper, runs that are not what they should be."""
+    lines = [f"{letter}: {reason}" for reason, letter in report.doubts.items()]
+    notes = dict.fromkeys(note for result in report.results for note in result.notes)
+    return lines + [f"†: {note}" for note in notes]
+
+
+def missing_line(report: Report) -> str:
+    """Which runs there are not yet; empty if all are there."""
+    missing = report.missing
+    if not missing:
+        return ""
+    total = len({run.path for run in report.runs.values()})
+    first = ", ".join(run.label for run in missing[:3])
+    more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+    return f"not finished, shown as –: {len(missing)} of {total} runs ({first}{more})"
+
+
+def title_of(part: Part, report: Report) -> str:
+    """A part's title, with what stands in for its data."""
+    data = part.cells[0].point.data
+    other = report.choices.stand_ins.get(data)
+    return f"{part.title} ({other} in its place)" if other and TITLES[data] in part.title else part.title

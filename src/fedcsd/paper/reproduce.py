@@ -1,0 +1,168 @@
+"""Make the paper's tables and figures: train what is missing, measure, write."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import rmtree
+
+from fedcsd.errors import Busy, RunStopped, UserError, unknown
+from fedcsd.experiments import prepare
+from fedcsd.federation import Watch
+from fedcsd.jobs import attempt
+from fedcsd.paper.exhibits import EXHIBITS, Exhibit, Point
+from fedcsd.paper.files import write
+from fedcsd.paper.plan import Filter, Planned, chosen, plan
+from fedcsd.paper.report import Report
+from fedcsd.paper.scales import Choices
+from fedcsd.runs import RunDirectory
+
+WAIT = 2.0  # seconds between looks at runs that other processes train
+OnStart = Callable[[Planned, int, Sequence[Planned]], Watch]
+"""Called with a run, its rounds and the runs that come after it; gives what watches it."""
+OnStep = Callable[[str, int, int], None]
+"""What a picture is being made of, steps done, of how many."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A table or figure, and where its files are."""
+
+    report: Report
+    files: list[Path]
+
+
+def names_of(names: Sequence[str]) -> list[str]:
+    for name in names:
+        if name != "all" and name not in EXHIBITS:
+            raise unknown("table or figure", name, [*EXHIBITS, "all"])
+    return list(EXHIBITS) if "all" in names else list(dict.fromkeys(names))
+
+
+def plans(names: Sequence[str], choices: Choices, out: Path) -> dict[str, dict[tuple[Point, int], Planned]]:
+    """The runs of each name. All lie in one folder, so that tables share them."""
+    return {name: plan(EXHIBITS[name], choices, out / "runs") for name in names}
+
+
+def wanted(runs: Mapping[tuple[Point, int], Planned], only: Filter) -> list[Planned]:
+    """The runs that are to be trained, each once; --only leaves the others as they are."""
+    return list({run.path: run for run in runs.values() if chosen(run.point, only)}.values())
+
+
+def reproduce(
+    names: Sequence[str],
+    choices: Choices,
+    out: Path,
+    *,
+    only: Filter | None = None,
+    train: bool = True,
+    tables: bool = True,
+    on_start: OnStart | None = None,
+    on_step: OnStep | None = None,
+    on_made: Callable[[Made], None] | None = None,
+) -> list[Made]:
+    """Tables and figures by name, each in a folder of its own below `out`.
+
+    Runs that are there already are taken as they are, unfinished ones go on from where they were left,
+    and a run that another process is training is waited for. `only` chooses what is trained; cells
+    whose runs are not there are shown as missing. Without `tables` nothing is written but the runs.
+    `on_made` is called as soon as a table or figure is written.
+    """
+    all_runs = plans(names, choices, out)
+    todo = {name: wanted(runs, only or {}) for name, runs in all_runs.items()}
+    if only and not any(todo.values()):
+        raise UserError(f"--only leaves nothing of {', '.join(names)}")
+    if train:
+        _check([run for runs in todo.values() for run in runs])
+    made = []
+    for name, runs in all_runs.items():
+        later = [run for other in list(todo)[list(todo).index(name) + 1 :] for run in todo[other]]
+        try:
+            if train:
+                _train(todo[name], later, on_start)
+            if tables:
+                made.append(_write(EXHIBITS[name], choices, runs, out, on_step or (lambda *_: None)))
+                if on_made:
+                    on_made(made[-1])
+        except (KeyboardInterrupt, RunStopped) as error:
+            if tables:
+                _write(EXHIBITS[name], choices, runs, out, None)
+            left = len({run.path for run in [*todo[name], *later] if not run.ended})
+            said = (
+                str(error).partition("; go on with:")[0],
+                _runs(left),
+                "the same command goes on from here",
+            )
+            error.args = ("; ".join(filter(None, said)),)
+            raise
+    return made
+
+
+def _runs(left: int) -> str:
+    return "all runs are finished" if not left else f"{left} run{'s' * (left > 1)} left to train"
+
+
+def _check(runs: Sequence[Planned]) -> None:
+    """Refuse what cannot work before the first run starts: each federation is tried once."""
+    tried = set()
+    for run in runs:
+        federation = (run.point.data, run.point.beta, run.point.pool)
+        if federation not in tried and not run.ended:
+            tried.add(federation)
+            prepare(run.values)
+
+
+def _train(runs: Sequence[Planned], later: Sequence[Planned], on_start: OnStart | None) -> None:
+    """Train what has not ended, one after another. Where only runs are left that other processes train,
+    one of those that come later is trained meanwhile; without any, they are waited for."""
+    while left := [run for run in runs if not run.ended]:
+        waiting = list({run.path: run for run in [*left, *later] if not run.ended}.values())
+        for run in waiting:
+            try:
+                _one(run, [other for other in waiting if other is not run], on_start)
+            except Busy:
+                continue
+            break
+        else:
+            time.sleep(WAIT)
+
+
+def _one(run: Planned, coming: Sequence[Planned], on_start: OnStart | None) -> None:
+    if run.path.is_dir():  # before anything is loaded
+        there = RunDirectory(run.path)
+        there.lock()
+        there.unlock()
+    try:
+        job = run.job()
+    except UserError:
+        if run.state == "to do" or run.ended:
+            raise
+        raise Busy(f"another process has begun {run.path}") from None
+    if job is None:
+        return
+    ended = attempt(job, on_start(run, job.rounds, coming) if on_start else None)
+    if not ended.diverged:
+        # A finished run needs no checkpoint, and those of a hundred runs of a ResNet-50 would fill a disk.
+        with suppress(OSError):
+            rmtree(run.path / "checkpoints")
+
+
+def _write(
+    exhibit: Exhibit,
+    choices: Choices,
+    runs: Mapping[tuple[Point, int], Planned],
+    out: Path,
+    on_step: OnStep | None,
+) -> Made:
+    """All files; after an interruption (no on_step) with the picture there is, for one takes its time."""
+    report, folder = Report.of(exhibit, choices, runs), out / choices.folder / exhibit.name
+    pictures = sorted(folder.glob(f"{exhibit.name}.png"))
+    if on_step:
+        from fedcsd.paper.figures import draw  # matplotlib
+
+        pictures = draw(report, folder / exhibit.name, on_step)
+    try:
+        return Made(report, [*write(report, folder, pictures), *pictures])
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from None

@@ -1,0 +1,211 @@
+"""How large the paper's experiments are made: the paper's own setup, or less of everything."""
+
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedcsd.config import IRRELEVANT, layered
+from fedcsd.errors import UserError, note, unknown
+from fedcsd.paper.exhibits import CIFAR, FEMNIST, OFFICE, SETUP, TITLES, Point
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Settings of all runs, those of each data set, and what a run takes."""
+
+    meaning: str
+    seeds: tuple[int, ...]
+    common: Mapping[str, Any]
+    data: Mapping[str, Mapping[str, Any]]
+    drift_epochs: int
+    """local epochs of fig1's long round"""
+    seconds: Mapping[str, float]
+    """of one run, by data set: for the time that is left, and for the list of names"""
+    machine: str
+    """on which it takes that"""
+
+
+def _papers() -> dict[str, dict[str, Any]]:
+    partition = {CIFAR: "dirichlet", FEMNIST: "dirichlet", OFFICE: "column"}
+    return {
+        data: {
+            "model": SETUP["model"][data],
+            "batch_size": SETUP["batch_size"][data],
+            "partition": partition[data],
+        }
+        for data in TITLES
+    }
+
+
+def _smaller(**changes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The paper's settings of each data set with the simple CNN and these changes."""
+    return {
+        data: dict(layered(own, {"model": "simple_cnn"}, changes[data])) for data, own in _papers().items()
+    }
+
+
+OPTIMIZER = {key: value for key, value in SETUP["optimizer"].items() if key != "name"}
+COMMON = {"track_drift": True, "clients": SETUP["clients"], "participation": SETUP["participation"]}
+SCALES = {
+    "smoke": Scale(
+        "2 rounds of one epoch, a small part of the data, the simple CNN: shows that everything works, "
+        "says nothing of the paper's numbers",
+        (0,),
+        {**COMMON, **OPTIMIZER, "rounds": 2, "epochs": 1, "lr": 0.05, "min_samples": 2},
+        _smaller(
+            cifar100={"train_size": 1000, "augment": "none"},
+            femnist={"train_size": 1000},
+            office_caltech_10={"data": {"size": 32}, "augment": "none"},
+        ),
+        2,
+        {CIFAR: 1.8, FEMNIST: 1.5, OFFICE: 0.6, "mnist": 0.9, "digits": 0.2},
+        "two cores",
+    ),
+    "small": Scale(
+        "20 rounds, 5,000 training images, the simple CNN, no augmentation, learning rates it trains well "
+        "with: shows how the methods behave side by side, not the paper's numbers",
+        (0, 1),
+        {**COMMON, **OPTIMIZER, "rounds": 20},
+        _smaller(
+            cifar100={"train_size": 5000, "augment": "none", "epochs": 2, "lr": 0.03},
+            femnist={"train_size": 5000, "epochs": 1, "lr": 0.01},
+            office_caltech_10={"data": {"size": 32}, "augment": "none", "epochs": 5, "lr": 0.03},
+        ),
+        10,
+        {CIFAR: 23, FEMNIST: 18, OFFICE: 8, "mnist": 7, "digits": 3},
+        "two cores",
+    ),
+    "paper": Scale(
+        "the paper's setup: 100 rounds of 5 epochs, all data, ResNet-50 on CIFAR-100, the simple CNN on "
+        "FEMNIST, AlexNet on Office-Caltech-10",
+        (0, 1, 2),
+        {**COMMON, **OPTIMIZER, "rounds": SETUP["rounds"], "epochs": SETUP["local_epochs"]},
+        _papers(),
+        50,
+        {CIFAR: 2700, FEMNIST: 400, OFFICE: 300, "mnist": 80, "digits": 30},
+        "one H200 (reckoned from its images a second)",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a reader chose: how large, which seeds, which other data and settings."""
+
+    scale: str = "paper"
+    seeds: tuple[int, ...] = (0,)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """settings in place of the scale's"""
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
+    """by data set of the paper: what is trained on in its place"""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """by data set of the paper: what a reader must know of it"""
+
+    @property
+    def of_scale(self) -> Scale:
+        return SCALES[self.scale]
+
+    def values(self, point: Point, seed: int) -> dict[str, Any]:
+        """The settings of one run, as `fedcsd run` takes them."""
+        scale = self.of_scale
+        layers = [scale.common, {"data": point.data}, scale.data[point.data], {"method": point.method}]
+        if point.beta is not None:
+            layers.append({"beta": float(point.beta)})
+        if other := self.stand_ins.get(point.data):
+            layers.append(_in_place(point, other))
+        elif point.pool is not None:
+            layers.append({"data": {"train_pool": float(point.pool)}})
+        return layered(*layers, self.overrides, {"seed": seed})
+
+    @property
+    def changed(self) -> list[str]:
+        """The settings in place of the scale's that make other results, as `lr=0.01`."""
+        found = []
+        for key, value in self.overrides.items():
+            table = value if isinstance(value, Mapping) else {"name": value}
+            names = {k: key if k == "name" else f"{key}.{k}" for k in table}
+            found += [f"{names[k]}={str(v).lower() if isinstance(v, bool) else v}" for k, v in table.items()]
+        return [text for text in found if text.partition("=")[0] not in IRRELEVANT]
+
+    @property
+    def folder(self) -> str:
+        """Where the tables go: those of other settings lie beside each other."""
+        return "-".join(re.sub(r"[^\w.=+-]", "_", part) for part in (self.scale, *self.changed))
+
+    def seconds(self, point: Point) -> float:
+        """What a run takes, roughly."""
+        scale = self.of_scale
+        usual = {**scale.common, **scale.data[point.data]}
+        longer: list[float] = [
+            self.overrides[key] / usual[key] for key in ("rounds", "epochs") if key in self.overrides
+        ]
+        known = scale.seconds.get(self.stand_ins.get(point.data, point.data), scale.seconds[point.data])
+        return known * math.prod(longer)
+
+
+def _in_place(point: Point, other: str) -> dict[str, Any]:
+    """What changes where other data stands in. Without domains, four clients have label skew instead."""
+    layer: dict[str, Any] = {"data": other}
+    if other == "digits":
+        layer |= {"model": "mlp", "augment": "none"}  # its images of 8×8 are too small for the others
+    if point.data == OFFICE:
+        clients = 4
+        pool = int(point.pool or 0)
+        layer |= {"partition": "dirichlet", "clients": clients, "beta": 0.5, "train_size": clients * pool}
+    return layer
+
+
+def stand_ins(
+    needed: Iterable[str], scale: str, given: Mapping[str, str], overrides: Mapping[str, Any]
+) -> tuple[dict[str, str], dict[str, str]]:
+    """What stands in for data that is not there, and notes that say so.
+
+    FEMNIST gives way to MNIST. At smoke scale nothing is fetched, and digits are always there.
+    """
+    for name in given:
+        if name not in TITLES:
+            raise unknown("data set of the paper", name, TITLES)
+    chosen, notes = {}, {}
+    for name in dict.fromkeys(needed):
+        other, reason = given.get(name, name), ""
+        if name not in given and (reason := _missing(name, scale, overrides)):
+            if name == FEMNIST and not _missing("mnist", scale, overrides):
+                other = "mnist"
+            elif scale == "smoke":
+                other = "digits"
+            else:
+                again = "or choose other data in its place with --stand-in"
+                raise UserError(f"{TITLES[name]} is needed: {reason}; {again} {name}=…")
+        if other != name:
+            chosen[name] = other
+            notes[name] = _note(name, other)
+            if reason:
+                note(f"{TITLES[name]} was not found: {reason}")
+    return chosen, notes
+
+
+def _missing(name: str, scale: str, overrides: Mapping[str, Any]) -> str:
+    """Why a data set cannot be had; empty if it can."""
+    from fedcsd import data
+
+    folder = overrides.get("data_dir") or os.environ.get("FEDCSD_DATA") or ""
+    if scale == "smoke" and not folder:
+        return "no --data-dir is given"
+    table = layered({"data": name}, SCALES[scale].data.get(name, {}), overrides)["data"]
+    options = {key: value for key, value in table.items() if key != "name"}
+    try:
+        data.load(name, options, Path(folder).expanduser() if folder else None)
+    except UserError as error:
+        return str(error)
+    return ""
+
+
+def _note(name: str, other: str) -> str:
+    text = f"{other} in place of {TITLES[name]}"
+    if name == OFFICE:
+        text += ", dealt to four clients by label (β 0.5), for it has no domains"
+    return f"{text}: not to be compared with the paper's numbers"

@@ -1,0 +1,299 @@
+"""`fedcsd reproduce`: every table and figure at smoke scale, kept runs, interruptions, wrong input."""
+
+import csv
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import Fedcsd
+from PIL import Image
+
+from fedcsd.errors import Note
+from fedcsd.federation import Watch
+from fedcsd.paper.exhibits import EXHIBITS, PRINTED, TITLES, Point
+from fedcsd.paper.plan import Planned, digest, parse_only, plan
+from fedcsd.paper.reproduce import Made, reproduce
+from fedcsd.paper.scales import SCALES, Choices, stand_ins
+from fedcsd.runs import RunDirectory
+
+DIGITS = dict.fromkeys(TITLES, "digits")
+STAND_IN = [text for name in TITLES for text in ("--stand-in", f"{name}=digits")]
+FAST = {"workers": 1, "rounds": 2}
+LATER = {"drift": "fedcsd.analysis.drift", "tsne": "fedcsd.analysis.tsne"}
+
+
+class Counted:
+    """Counts the runs that are started."""
+
+    def __init__(self, when: int = 0):
+        self.labels: list[str] = []
+        self.when = when
+
+    def __call__(self, run: Planned, rounds: int, coming: Sequence[Planned]) -> Watch:
+        self.labels.append(run.label)
+        return Stop() if len(self.labels) == self.when else Watch()
+
+
+class Stop(Watch):
+    """Ctrl-C after the first round."""
+
+    def round(self, record: Any, rounds: int) -> None:
+        raise KeyboardInterrupt
+
+
+def choices(**overrides: Any) -> Choices:
+    notes = {name: f"digits in place of {title}" for name, title in TITLES.items()}
+    return Choices("smoke", (0,), {**FAST, **overrides}, DIGITS, notes)
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("paper")
+
+
+@pytest.fixture(scope="module")
+def make(out: Path) -> Callable[..., Made]:
+    """Makes one table or figure; all of this file share their runs."""
+
+    def make(name: str, **more: Any) -> Made:
+        return reproduce([name], choices(), out, **more)[0]
+
+    return make
+
+
+@pytest.mark.parametrize("name", EXHIBITS)
+def test_every_name_at_smoke_scale(name: str, make: Callable[..., Made]) -> None:
+    figure = EXHIBITS[name].figure
+    if figure in LATER:
+        pytest.importorskip(LATER[figure])
+    made = make(name)
+    folder = made.files[0].parent
+    assert folder.name == name
+    for ending in ("md", "csv", "tex", *(("png", "svg", "pdf") if figure else ())):
+        assert (folder / f"{name}.{ending}").stat().st_size > 100
+    results = json.loads((folder / "results.json").read_text())
+    assert results["missing"] == []
+    cells = [cell for part in results["parts"] for cell in part["cells"]]
+    assert len(cells) == sum(len(part.cells) for part in EXHIBITS[name].parts)
+    for cell in cells:
+        domain = cell["measure"] in PRINTED["table2"]["columns"][:-1]  # which digits have not
+        assert (cell["mean"] is None) == domain
+        if cell["printed"] is not None and not domain:
+            assert cell["difference"] == pytest.approx(cell["mean"] - cell["printed"], abs=1e-5)
+        for run in cell["runs"]:
+            assert (folder / run / "config.toml").exists()
+            assert len(results["runs"][run]["curves"]["test_accuracy"]) == 2
+    text = (folder / f"{name}.md").read_text()
+    assert "digits in place of" in text
+    assert "scale smoke" in text
+    lines = list(csv.DictReader((folder / f"{name}.csv").open()))
+    assert len(lines) == len(cells)
+
+
+def test_the_second_call_trains_nothing_and_tables_share_runs(make: Callable[..., Made], out: Path) -> None:
+    make("table3")
+    again = Counted()
+    make("table3", on_start=again)
+    assert again.labels == []
+    make("table4", on_start=again)
+    make("fig-alpha", on_start=again)
+    trained = list(again.labels)
+    make("fig-mu-tau", on_start=again)
+    # τ = 10, μ = 0.001 and α = 0.9 are FedCSD itself, which table3 has.
+    assert "fedcsd cifar100 β 0.5 seed 0" not in again.labels
+    assert all(label.startswith("fedcsd:") for label in trained if "β 0.5" in label)
+    assert not any((path / "checkpoints").exists() for path in (out / "runs").iterdir())
+
+
+def test_the_numbers_are_those_of_the_runs(make: Callable[..., Made]) -> None:
+    made = make("table3")
+    for result in made.report.results:
+        run = made.report.runs[result.cell.point, 0]
+        summary = RunDirectory.open(run.path).summary
+        assert summary is not None
+        assert result.values[0] == pytest.approx(100 * summary["final_accuracy"])
+
+
+def test_only_trains_what_is_asked_for_and_shows_the_rest_as_missing(tmp_path: Path) -> None:
+    counted = Counted()
+    only = parse_only("method=fedavg,method=fedcsd,beta=.50,data=cifar100")
+    (made,) = reproduce(["table1"], choices(), tmp_path, only=only, on_start=counted)
+    assert counted.labels == [
+        "fedavg cifar100 β 0.5 seed 0",
+        "fedcsd cifar100 β 0.5 seed 0",
+    ]
+    text = made.files[0].read_text()
+    # digits stand in for both data sets, so FEMNIST at β = 0.5 has these two runs as well.
+    assert "not finished, shown as –: " in text
+    assert re.search(r"\| FedProx \| – \(59\.37\) \| – \(68\.64\) \| – \(69\.64\) \|", text)
+    assert re.search(r"\| FedAvg \| – \(58\.50\) \| \**\d+\.\d+\** \(66\.67, [+-]\d+\.\d+\)", text)
+    (shown,) = reproduce(["table1"], choices(), tmp_path, train=False)
+    assert shown.report.missing == made.report.missing
+
+
+def test_an_interruption_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
+    counted = Counted(when=3)
+    with pytest.raises(
+        KeyboardInterrupt, match=r"rounds 1 to 1 are saved; 4 runs left to train; the same"
+    ) as stop:
+        reproduce(["table3"], choices(), tmp_path / "cut", on_start=counted)
+    assert "fedcsd resume" not in str(stop.value)
+    written = json.loads((tmp_path / "cut" / choices().folder / "table3" / "results.json").read_text())
+    assert len(written["missing"]) == 4
+    states = [run.state for run in plan(EXHIBITS["table3"], choices(), tmp_path / "cut" / "runs").values()]
+    assert states == ["done", "done", "1 of 2 rounds", "to do", "to do", "to do"]
+    rest = Counted()
+    (cut,) = reproduce(["table3"], choices(), tmp_path / "cut", on_start=rest)
+    (whole,) = reproduce(["table3"], choices(), tmp_path / "whole")
+    assert len(rest.labels) == 4
+    assert [r.values for r in cut.report.results] == [r.values for r in whole.report.results]
+
+
+def test_ctrl_c_and_several_processes(tmp_path: Path, fedcsd: Fedcsd) -> None:
+    arguments = ["reproduce", "table4", "--scale", "smoke", *STAND_IN, "--workers", "1", "--out", "p"]
+    command = [sys.executable, "-m", "fedcsd", *arguments, "--rounds", "500"]
+    env = {**os.environ, "COLUMNS": "100"}
+    process = subprocess.Popen(
+        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    )
+    deadline = time.monotonic() + 60
+    while not any((tmp_path / "p" / "runs").glob("*/metrics.jsonl")) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert errors.lstrip().startswith("interrupted: ")
+    assert "6 runs left to train; the same command goes on from here" in errors
+    assert "Traceback" not in errors
+    shared = fedcsd(*arguments, "--jobs", "2")
+    assert shared.returncode == 0, shared.stderr
+    assert "not finished" not in shared.stdout
+    again = fedcsd(*arguments, "--dry-run")
+    assert "6 runs, 0 to train" in again.stdout
+
+
+def test_domains_and_pools_of_office_caltech(tmp_path: Path) -> None:
+    """A folder like Office-Caltech-10: columns are domains, both pools are trained, the nearer one is named."""
+    random = np.random.default_rng(0)
+    for domain in PRINTED["table2"]["columns"][:-1]:
+        for number in range(80):
+            file = tmp_path / "data" / "office_caltech_10" / domain / f"class{number % 10}" / f"{number}.png"
+            file.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(random.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(file)
+    overrides = {**FAST, "data_dir": str(tmp_path / "data")}
+    instead, notes = stand_ins(["office_caltech_10"], "smoke", {}, overrides)
+    assert not instead
+    chosen = Choices("smoke", (0,), overrides, instead, notes)
+    only = parse_only("method=fedavg,method=fedcsd")
+    (made,) = reproduce(["table2"], chosen, tmp_path / "out", only=only)
+    parts = [part.at("FedCSD", "Webcam") for part in made.report.parts]
+    assert all(result is not None and result.whole for result in parts)
+    sizes = {
+        run.point.pool: len(np.concatenate(RunDirectory.open(run.path).partition()[0]))
+        for run in made.report.runs.values()
+        if run.ended
+    }
+    assert sizes == {62: 248, 0.6: 192}
+    text = made.files[0].read_text()
+    assert "nearer to the paper: " in text
+    first = made.report.parts[0]
+    columns = [first.at("FedAvg", column) for column in first.part.columns]
+    values = [result.mean for result in columns if result]
+    assert values[4] == pytest.approx(np.mean(values[:4]))
+
+
+def test_settings_that_matter_make_other_runs() -> None:
+    point = Point("cifar100", "fedcsd:mu=0.001:tau=10", 0.5)
+    usual = digest(choices().values(point, 0))
+    assert digest(choices(workers=2, engine="eager", data_dir="x").values(point, 0)) == usual
+    assert digest(choices().values(Point("cifar100", "fedcsd", 0.5), 0)) == usual
+    different = {
+        digest(choices(lr=0.2).values(point, 0)),
+        digest(choices(model="simple_cnn").values(point, 0)),
+        digest(choices().values(point, 1)),
+        digest(choices().values(Point("cifar100", "fedcsd:mu=0.01", 0.5), 0)),
+        digest(choices().values(Point("cifar100", "fedcsd", 5), 0)),
+        *(digest(Choices(scale, (0,)).values(point, 0)) for scale in SCALES),
+    }
+    assert len(different | {usual}) == 9
+
+
+def test_the_time_a_run_takes_grows_with_its_length() -> None:
+    point = Point("cifar100", "fedavg", 0.5)
+    usual = Choices("small", (0,)).seconds(point)
+    assert Choices("small", (0,), {"rounds": 40, "epochs": 6}).seconds(point) == pytest.approx(6 * usual)
+
+
+def test_the_scale_paper_is_the_papers_setup() -> None:
+    for data, model in (
+        ("cifar100", "resnet50"),
+        ("femnist", "simple_cnn"),
+        ("office_caltech_10", "alexnet"),
+    ):
+        pool, beta = (62, None) if data == "office_caltech_10" else (None, 0.5)
+        values = Choices("paper", (0,)).values(Point(data, "fedavg", beta, pool), 3)
+        expected = {"rounds": 100, "epochs": 5, "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-5, "seed": 3}
+        assert {key: values[key] for key in expected} == expected
+        assert values["model"] == {"name": model}
+        assert values["batch_size"] == (32 if pool else 64)
+    assert values["data"] == {"name": "office_caltech_10", "train_pool": 62.0}
+
+
+def test_stand_ins_for_what_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDCSD_DATA", raising=False)
+    with pytest.warns(Note, match="CIFAR-100 was not found"):  # without a folder nothing is fetched
+        instead, notes = stand_ins(["cifar100"], "smoke", {}, {})
+    assert instead == {"cifar100": "digits"}
+    assert notes["cifar100"].startswith("digits in place of CIFAR-100: not to be compared")
+    assert stand_ins(["cifar100"], "smoke", {"cifar100": "cifar100"}, {}) == ({}, {})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["tabel1"], "unknown table or figure 'tabel1': did you mean table1"),
+        (["table1", "--only", "method=fedacg"], "did you mean fedavg"),
+        (["table1", "--only", "bet=1"], "unknown key of --only 'bet': did you mean beta?"),
+        (["table1", "--only", "fedavg"], "--only takes KEY=VALUE"),
+        (["table3", "--only", "data=femnist"], "--only leaves nothing of table3"),
+        (["table1", "--seeds", "a"], "--seeds takes whole numbers"),
+        (["table1", "--seeds", "0,0"], "--seeds needs different whole numbers"),
+        (["table1", "--stand-in", "mnist"], "--stand-in takes DATA=OTHER"),
+        (["table1", "--stand-in", "femnits=mnist"], "did you mean femnist"),
+        (["table1", "--set", "method.mu=1"], "method is what the paper's tables and figures set"),
+        (["table1", "--set", "beta=1"], "choose among its values with --only"),
+        (["table1", "--lr", "-1"], "lr must be more than 0"),
+        (["table1", "--set", "lrr=1"], "unknown setting 'lrr': did you mean lr?"),
+        (["table3", "--model", "resnet51"], "did you mean resnet50"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fedcsd.cli import guarded
+
+    where = ["--scale", "smoke", *STAND_IN, "--out", str(tmp_path / "p")]
+    assert guarded(["reproduce", *where, *arguments], debug=False) == 2
+    captured = capsys.readouterr()
+    assert said in captured.err
+    assert captured.err.count("\n") == 1
+    assert not (tmp_path / "p" / "runs").exists()
+
+
+def test_without_a_name_the_names_are_listed(fedcsd: Fedcsd) -> None:
+    listed = fedcsd("reproduce")
+    assert listed.returncode == 0
+    for name in (*EXHIBITS, "all"):
+        assert name in listed.stdout
+    taught = fedcsd("reproduce", "--help")
+    assert "--stand-in" in taught.stdout
+    assert "the paper's setup" in taught.stdout
