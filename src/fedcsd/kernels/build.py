@@ -51,7 +51,7 @@ def _load() -> ctypes.CDLL | None:
     except (OSError, subprocess.SubprocessError, ValueError) as error:
         if multiprocessing.parent_process() is None:  # a worker process need not say it again
             note(
-                f"convolutions and FedCSD's loss run without the compiled kernels, which are several times faster ({_reason(error)}): "
+                f"small models and FedCSD's loss run without the compiled kernels, which are several times faster ({_reason(error)}): "
                 "install gcc, name a C compiler in CC, or set FEDCSD_KERNELS=off to do without"
             )
         return None

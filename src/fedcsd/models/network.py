@@ -134,6 +134,10 @@ class Network:
         tensors = [tensor for weight, bias, _ in links for tensor in (weight, bias)]
         return Chain(links, [places.get(id(tensor)) for tensor in tensors])
 
+    def steady(self, images: Tensor) -> bool:
+        """Whether such images have the same outputs in every mode and batch, to the last bit."""
+        return self.chain is not None and self.chain.plan(images) is not None
+
     def record(self, images: Tensor) -> Outputs:
         """The same as a call, for a training step: `differentiate` follows, for a loss of what is returned."""
         plan = self.chain.plan(images) if self.chain is not None else None
