@@ -22,6 +22,9 @@ from fedcsd.experiments import prepare
 from fedcsd.federation import Experiment, Federation
 from fedcsd.methods import Method, methods
 from fedcsd.methods.fedavg import FedAvg
+from fedcsd.models.network import Network
+from fedcsd.sgd import Sgd
+from fedcsd.site import Site
 from fedcsd.training import Client
 
 
@@ -75,7 +78,9 @@ def test_stacked_clients_train_as_they_do_one_by_one(name: str) -> None:
     close(trained(experiment(method), "eager"), trained(experiment(method), "stacked"))
 
 
-@pytest.mark.parametrize("name", ["fedavg", "scaffold", "label_smoothing"])
+@pytest.mark.parametrize(
+    "name", ["fedavg", "scaffold", "label_smoothing", "fedcsd", "fedgkd", "feature_distillation"]
+)
 def test_augmented_images_are_the_same_ones(name: str) -> None:
     method = methods.load(name)()
     prepared = [experiment(method, augment="cifar") for _ in range(2)]
@@ -190,13 +195,13 @@ class Enclosed(FedAvg):
     [
         (Mean(), {}, "one number a sample"),
         (Enclosed(), {}, "another function for every client"),
-        (methods.load("fedcsd")(), {"augment": "cifar"}, "must look at every batch"),
+        (methods.load("moon")(), {"augment": "cifar"}, "must look at every batch"),
     ],
-    ids=["mean", "closure", "augmented teacher"],
+    ids=["mean", "closure", "augmented teachers of their own"],
 )
 def test_what_cannot_be_stacked_is_told_why(method: Method, values: dict[str, Any], why: str) -> None:
     with pytest.raises(UserError, match=f"--engine stacked does not go here: .*{why}.*--engine graphs"):
-        trained(experiment(method, **values), "stacked", 1)
+        trained(experiment(method, **values), "stacked", 2)
 
 
 class Wrong(FedAvg):
@@ -240,3 +245,76 @@ def test_when_two_functions_are_the_same() -> None:
     assert identity(lambda w, g: g.mul_(tensor), method) is None
     assert identity(nn.Linear(1, 1), method) is None
     assert identity(lambda w, g, by=tensor: g.mul_(by), method) is None
+
+
+def test_what_no_longer_stacks_goes_on_in_lanes() -> None:
+    """MOON has no teacher in its first round, and one for each client in the second."""
+
+    class Lanes:
+        grown = False
+
+        def __init__(self, site: Site):
+            self.site = site
+
+        def try_out(self, *_: object) -> None: ...
+
+        def grow(self) -> None:
+            self.grown = True
+
+        def run(self, request: Request, clients: Any, state: Any) -> Any:
+            return (self.site.answer(request, k, state(k)) for k in clients)
+
+    prepared = experiment(methods.load("moon")(), augment="cifar", participation=1.0)
+    backend = DeviceBackend(prepared.site(), "stacked")
+    backend.lanes = Lanes(backend.site)
+    backend.lanes.training = set()
+    federation = Federation(prepared, backend)
+    federation.step()
+    assert backend.chosen == "stacked"
+    federation.step()
+    assert backend.chosen == "graphs"
+    assert backend.lanes.grown
+    close(
+        federation,
+        trained(experiment(methods.load("moon")(), augment="cifar", participation=1.0), "eager", 2),
+    )
+
+
+def test_bfloat16_copies_follow_the_flat_vector_and_bring_gradients_back() -> None:
+    def network(bf16: bool) -> Network:
+        torch.manual_seed(0)
+        layers = [
+            nn.Conv2d(3, 16, 3),
+            nn.BatchNorm2d(16),
+            nn.Conv2d(16, 8, 3),
+            nn.Flatten(),
+            nn.Linear(8 * 16, 5),
+        ]
+        return Network(nn.Sequential(*layers), torch.randn(2, 3, 8, 8), bf16=bf16)
+
+    plain, half = network(False), network(True)
+    torch.testing.assert_close(half.flat, plain.flat, rtol=0, atol=0)
+    for p, q in zip(plain.module.parameters(), half.module.parameters(), strict=True):
+        torch.testing.assert_close(q.float(), p, rtol=1e-2, atol=1e-3)
+    places = torch.arange(len(half.gradient), dtype=torch.float32)
+    starts = np.cumsum([0, *(p.numel() for p in half.trained)])
+    gradients = [
+        (places[start : start + p.numel()].view(p.shape) % 256).to(p.dtype)
+        for p, start in zip(half.trained, starts, strict=False)
+    ]
+    assert half.rounded is not None
+    half.rounded.gather([*gradients[:-1], None], half.gradient)
+    expected = places % 256
+    expected[starts[-2] :] = 0
+    assert torch.equal(half.gradient, expected)
+
+
+def test_the_fused_optimizer_takes_the_same_steps() -> None:
+    settings_ = experiment(FedAvg(), momentum=0.9, weight_decay=0.01).settings
+    start = torch.randn(1000)
+    one, other = (Sgd(start.clone(), torch.zeros(1000), settings_) for _ in range(2))
+    for each, step in ((one, lambda sgd: sgd.step(None, {})), (other, lambda sgd: sgd._fused())):
+        for number in range(4):
+            each.gradient.copy_(torch.sin(start + number))
+            step(each)
+    torch.testing.assert_close(one.parameters, other.parameters)

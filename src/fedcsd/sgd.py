@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
+from torch.optim.sgd import sgd
 
 from fedcsd.config import Settings
 from fedcsd.kernels.vectors import sgd_step
@@ -60,11 +61,29 @@ class Sgd:
         if self._compiled is not None:
             self._compiled()
             return
+        if self.parameters.is_cuda and settings.momentum:
+            self._fused()
+            return
         if settings.weight_decay:
             self.gradient.add_(self.parameters, alpha=settings.weight_decay)
         if settings.momentum:
             self.momentum.mul_(settings.momentum).add_(self.gradient)
         self.parameters.add_(self.momentum, alpha=-settings.lr)
+
+    def _fused(self) -> None:
+        """All of it in one pass over the vectors."""
+        sgd(
+            [self.parameters],
+            [self.gradient],
+            [self.momentum],
+            fused=True,
+            weight_decay=self.settings.weight_decay,
+            momentum=self.settings.momentum,
+            lr=self.settings.lr,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+        )
 
 
 def effective_steps(steps: int, momentum: float) -> float:

@@ -138,8 +138,20 @@ class Client:
             self.beside = seeds.Stream(self._torch_seed("frozen"))
         # What is observed is the round's model, not a personal one beside it or a second training of it.
         observed = self.site.observer is not None and not name and not again
-        train_mode = frozen_mode == "train"
-        task = Task(self, weights, loss, change, given, known, live, train_mode, purpose, seed, observed)
+        task = Task(
+            client=self,
+            weights=weights,
+            loss=loss,
+            change=change,
+            given=given,
+            known=known,
+            live=live,
+            live_training=frozen_mode == "train",
+            live_tokens=tuple(frozen[name].token for name in live),
+            purpose=purpose,
+            seed=seed,
+            observed=observed,
+        )
         trained = self.engine.train(task)
         if trained.diverged:
             raise Diverged(f"client {self.number}: {trained.diverged}")

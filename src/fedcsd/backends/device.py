@@ -65,11 +65,27 @@ class DeviceBackend:
     def _run(
         self, request: Request, clients: Sequence[int], states: Mapping[int, Values]
     ) -> Iterator[Reply | BaseException]:
+        def state(client: int) -> Values:
+            return self._state(states, client)
+
         if self.group is not None and self.chosen == "stacked":
-            return self.group.run(request, clients, lambda k: self._state(states, k))
+            return self._stacked(self.group, request, clients, state)
         if self.lanes is not None:
-            return self.lanes.run(request, clients, lambda k: self._state(states, k))
+            return self.lanes.run(request, clients, state)
         return self._in_turn(request, clients, states)
+
+    def _stacked(
+        self, group: Group, request: Request, clients: Sequence[int], state: Callable[[int], Values]
+    ) -> Iterator[Reply | BaseException]:
+        """All in a group, and in lanes from where that does not go: a method may do in its second round what
+        it did not do in its first."""
+        for done, reply in enumerate(group.run(request, clients, state)):
+            if isinstance(reply, NotStackable) and self.lanes is not None:
+                self.chosen = "graphs"
+                self.lanes.grow()
+                yield from self.lanes.run(request, clients[done:], state)
+                return
+            yield reply
 
     def _in_turn(
         self, request: Request, clients: Sequence[int], states: Mapping[int, Values]

@@ -161,6 +161,7 @@ class Lanes:
         self.random: set[str] = set()
         """functions that draw random numbers: only one client at a time may do so"""
         self.tried: set[str] = set()
+        self.needed = 0  # bytes of a lane
 
     def try_out(self, request: Request, client: int, state: Values) -> None:
         """One client alone: does this function train, does it draw, how much memory does a lane take?"""
@@ -181,12 +182,13 @@ class Lanes:
             self.random.add(request.function)
         if engine.used:
             self.training.add(request.function)
-            self._plan(torch.cuda.memory_reserved() - before)
+            self.needed = torch.cuda.memory_reserved() - before
+            self.grow()
 
-    def _plan(self, needed: int) -> None:
+    def grow(self) -> None:
         """As many lanes as are of use and have room."""
-        wanted = self.workers or (MANY if needed < HEAVY else FILLED)
-        room = int(0.8 * torch.cuda.mem_get_info()[0] // max(1, needed))
+        wanted = self.workers or (MANY if self.needed < HEAVY else FILLED)
+        room = int(0.8 * torch.cuda.mem_get_info()[0] // max(1, self.needed))
         while len(self.lanes) < min(wanted, 1 + room):
             self.lanes.append(Lane(self.site.another(), self.launcher, self.server_device))
 

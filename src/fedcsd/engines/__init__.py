@@ -87,6 +87,8 @@ class Task:
     """frozen networks that must look at every batch, as augmented images differ each time"""
     live_training: bool
     """whether those use the statistics of the batch"""
+    live_tokens: tuple[int, ...]
+    """the weights of those, by token: where they are the same, clients have them in common"""
     purpose: str
     """what the batches are drawn for: a second training of the same client draws others"""
     seed: int

@@ -90,6 +90,7 @@ class Rows:
             name: Outputs(*(out.new_zeros(most, out.shape[1]) for out in table))
             for name, table in task.known.items()
         }
+        self.live = task.live
         self.sums: dict[str, Tensor] = {}
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
 
@@ -146,6 +147,7 @@ class Rows:
         part: Tensor,
         weight: Tensor,
         given: Mapping[str, Tensor],
+        live: Mapping[str, tuple[Tensor, Tensor]],
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of one client's batch, and the sums of what is measured: what `vmap` makes many of."""
         network = self.network
@@ -155,7 +157,8 @@ class Rows:
         features = network.take_features()
         if bf16:
             logits, features = logits.float(), features.float()
-        batch = Batch(logits, features, labels, looked_up(self.known, part), given)
+        frozen = looked_up(self.known, part) | {name: Outputs(*outputs) for name, outputs in live.items()}
+        batch = Batch(logits, features, labels, frozen, given)
         value, measured = checked(batch, self.loss(batch))
         if not value.dim():
             raise NotStackable("the loss is a mean; it must be one number a sample")
@@ -180,10 +183,15 @@ class Rows:
         given = {n: t if n in self.shared else t[:rows] for n, t in self.given.items()}
         dims = {n: None if n in self.shared else 0 for n in given}
         self.network.train()
-        every = vmap(grad(self.one, has_aux=True), in_dims=(0, 0, 0, 0, 0, dims), randomness="error")
-        named = self._named(rows)
+        every = vmap(grad(self.one, has_aux=True), in_dims=(0, 0, 0, 0, 0, dims, 0), randomness="error")
         gradients, sums = every(
-            named, images.view(rows, size, *images.shape[1:]), labels, part, weight, given
+            self._named(rows),
+            images.view(rows, size, *images.shape[1:]),
+            labels,
+            part,
+            weight,
+            given,
+            self._live(images, rows),
         )
         gradient = torch.cat([gradients[name].flatten(1) for name in self._trained()], dim=1)
         parameters, momentum = self.parameters[:rows], self.momentum[:rows]
@@ -198,6 +206,15 @@ class Rows:
         if settings.momentum:
             gradient = momentum.mul_(settings.momentum).add_(gradient)
         parameters.addcmul_(gradient, (counts > 0).to(gradient.dtype), value=-settings.lr)
+
+    def _live(self, images: Tensor, rows: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """What frozen networks that all clients have in common say of all their images."""
+        with torch.no_grad():
+            found = {name: network(images) for name, network in self.live.items()}
+        return {
+            name: (logits.view(rows, -1, *logits.shape[1:]), features.view(rows, -1, *features.shape[1:]))
+            for name, (logits, features) in found.items()
+        }
 
     def _trained(self) -> list[str]:
         return [name for name, p in self.network.module.named_parameters() if p.requires_grad]
@@ -262,8 +279,8 @@ class Stacked:
             raise NotStackable("the loss or gradient is another function for every client")
         if any(task.observed for task in tasks):
             raise NotStackable("each client is looked at after every epoch")
-        if any(task.live for task in tasks):
-            raise NotStackable("a frozen network must look at every batch")
+        if len({task.live_tokens for task in tasks}) > 1 or any(task.live_training for task in tasks):
+            raise NotStackable("a frozen network of each client's own must look at every batch")
         shared = frozenset(n for n, t in tasks[0].given.items() if all(task.given[n] is t for task in tasks))
         kind = (tasks[0].key(), shared)
         if kind not in self.kinds:

@@ -267,12 +267,22 @@ class Rounded:
         self.places = {id(p): start for p, start in chosen}
         self.channels_last = any(isinstance(m, nn.Conv2d) and m.in_channels >= 16 for m in module.modules())
         here = network.flat.device
-        # Where each number of the rounded vector lies in the flat one.
+        # Where each number of the rounded vector lies in the flat one, and where each of the flat one lies
+        # when the rounded ones come first and the others after them.
         order = [
             self._flattened(torch.arange(start, start + p.numel(), device=here).view(p.shape))
             for p, start in chosen
         ]
-        self.order = torch.cat(order)
+        starts = itertools.accumulate((p.numel() for p in self.trained), initial=0)
+        rest = [
+            torch.arange(start, start + p.numel(), device=here)
+            for p, start in zip(self.trained, starts, strict=False)
+            if id(p) not in self.places
+        ]
+        both = torch.cat([*order, *rest])
+        self.back = torch.empty_like(both)
+        self.back[both] = torch.arange(len(both), device=here)
+        self.order, self.back = torch.cat(order).int(), self.back.int()  # half the bytes to read
         self.vector = torch.empty(len(self.order), dtype=torch.bfloat16, device=here)
         stop = 0
         for p, _ in chosen:
@@ -296,16 +306,17 @@ class Rounded:
         return images.contiguous(memory_format=torch.channels_last) if self._last(images) else images
 
     def refresh(self, parameters: Tensor) -> None:
-        self.vector.copy_(parameters.index_select(0, self.order))
+        torch.index_select(parameters.bfloat16(), 0, self.order, out=self.vector)
 
     def gather(self, gradients: Sequence[Tensor | None], out: Tensor) -> None:
         """Bring gradients, each in its parameter's type and order, into the flat vector `out`."""
-        rounded, start = [], 0
+        rounded: list[Tensor] = []
+        rest: list[Tensor] = []
         for p, g in zip(self.trained, gradients, strict=True):
             g = torch.zeros_like(p) if g is None else g
-            if id(p) in self.places:
-                rounded.append(self._flattened(g))
-            else:
-                out[start : start + p.numel()] = g.reshape(-1)
-            start += p.numel()
-        out[self.order] = torch.cat(rounded).float()
+            (rounded if id(p) in self.places else rest).append(self._flattened(g))
+        together = torch.empty_like(out)
+        together[: len(self.order)] = torch.cat(rounded)
+        if rest:
+            torch.cat(rest, out=together[len(self.order) :])
+        torch.index_select(together, 0, self.back, out=out)
