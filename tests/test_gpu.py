@@ -251,7 +251,7 @@ def test_memory_does_not_grow_with_clients() -> None:
 
     few, many = peak(10), peak(60)
     size = 4 * experiment(FedAvg()).weights.flat.numel()
-    assert many - few < 25 * size
+    assert many - few < 40 * size  # replies that wait for their turn, at most 32
 
 
 def test_a_method_of_one_s_own() -> None:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -274,6 +274,8 @@ class Group:
         self.site = site
         self.engine = Stacked(site, min(WIDEST, len(site.parts)), launcher)
         self.turns: list[Turn] = []
+        self.quick: set[str] = set()
+        """functions of the method that do not train, as far as one knows"""
 
     def run(self, request: Request, clients: Sequence[int], state: State) -> Iterator[Reply | BaseException]:
         for start in range(0, len(clients), self.engine.width):
@@ -283,10 +285,10 @@ class Group:
     def _together(
         self, request: Request, clients: Sequence[int], state: State
     ) -> list[Reply | BaseException]:
-        def answers(client: int) -> Callable[[Turn], Reply]:
-            def answer(turn: Turn) -> Reply:
+        def answers(client: int) -> Callable[[Engine], Reply]:
+            def answer(engine: Engine) -> Reply:
                 with self._stream():
-                    return self.site.answer(request, client, state(client), turn)
+                    return self.site.answer(request, client, state(client), engine)
 
             return answer
 
@@ -294,11 +296,28 @@ class Group:
         if self.site.device.type == "cuda":
             self.engine.stream.wait_stream(torch.cuda.default_stream())
         with self._stream():
-            some = self.turns[: len(clients)]
-            replies = take_turns(self.engine, some, [answers(client) for client in clients])
+            replies = self._answered(request.function, [answers(client) for client in clients])
             replies = [delivered(r, self.server_device) if isinstance(r, Reply) else r for r in replies]
         if self.site.device.type == "cuda":
             torch.cuda.default_stream().wait_stream(self.engine.stream)
+        return replies
+
+    def _answered(self, function: str, answers: Sequence[Callable[[Engine], Reply]]) -> list[Any]:
+        """In turns, or if the function has not trained so far, one after another without them."""
+        turns = self.turns[: len(answers)]
+        if function not in self.quick:
+            for turn in turns:
+                turn.trained = False
+            replies = take_turns(self.engine, turns, answers)
+            if not any(turn.trained for turn in turns):
+                self.quick.add(function)
+            return replies
+        replies = []
+        for answer in answers:
+            try:
+                replies.append(answer(self.site.engine))
+            except BaseException as error:
+                replies.append(error)
         return replies
 
     def _stream(self) -> AbstractContextManager[object]:

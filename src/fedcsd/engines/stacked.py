@@ -339,6 +339,8 @@ class Turn:
         self.answer: Callable[[Turn], Any] | None = None
         self.task: Task | None = None
         """the training that it waits for"""
+        self.trained = False
+        """whether it has ever come to one"""
         self.result: Any = None
         """of that training, or of the whole answer; an exception if it failed"""
         self._mine, self._yours = threading.Semaphore(0), threading.Semaphore(0)
@@ -350,7 +352,7 @@ class Turn:
         self._yours.acquire()
 
     def train(self, task: Task) -> Trained:
-        self.task = task
+        self.task, self.trained = task, True
         self._yours.release()
         self._mine.acquire()
         self.task = None
