@@ -17,7 +17,8 @@ def test_the_call_from_the_readme() -> None:
     assert len(run.history) == 2
     assert run.path is None
     assert run.accuracy == run.history[-1]["test_accuracy"]
-    assert set(run.weights) == {"1.weight", "1.bias", "3.weight", "3.bias", "5.weight", "5.bias"}
+    layers = ("hidden1", "hidden2", "classifier")
+    assert set(run.weights) == {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
     assert run.settings["method"]["mu"] == 0.01
 
 

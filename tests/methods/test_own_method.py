@@ -161,7 +161,7 @@ def test_random_numbers_of_a_method_are_reproducible() -> None:
 
     runs = [run_once(Noisy(), workers=w) for w in (1, 2, 2)]
     assert all(torch.equal(runs[0].weights[n], r.weights[n]) for r in runs for n in r.weights)
-    assert not torch.equal(runs[0].weights["1.weight"], run_once(FedAvg()).weights["1.weight"])
+    assert not torch.equal(runs[0].weights["hidden1.weight"], run_once(FedAvg()).weights["hidden1.weight"])
 
 
 def test_two_trainings_of_a_client_in_a_round_see_different_batches() -> None:

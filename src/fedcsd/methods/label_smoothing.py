@@ -20,4 +20,6 @@ class LabelSmoothing(FedAvg):
     epsilon: float = option(0.1, "share ε of the uniform distribution in the label", ge=0, le=1)
 
     def loss(self, batch: Batch) -> Tensor:
+        if not self.epsilon:
+            return batch.cross_entropy
         return F.cross_entropy(batch.logits, batch.labels, label_smoothing=self.epsilon, reduction="none")
