@@ -20,4 +20,5 @@ class LabelSmoothing(FedAvg):
     epsilon: float = option(0.1, "share ε of the uniform distribution in the label", ge=0, le=1)
 
     def loss(self, batch: Batch) -> Tensor:
-        return F.cross_entropy(batch.logits, batch.labels, label_smoothing=self.epsilon, reduction="none")
+        uniform = -F.log_softmax(batch.logits, 1).mean(1)
+        return (1 - self.epsilon) * batch.cross_entropy + self.epsilon * uniform
