@@ -343,7 +343,9 @@ class Turn:
         """whether it has ever come to one"""
         self.result: Any = None
         """of that training, or of the whole answer; an exception if it failed"""
-        self._mine, self._yours = threading.Semaphore(0), threading.Semaphore(0)
+        self._mine, self._yours = threading.Lock(), threading.Lock()  # who waits for one, waits for the other
+        self._mine.acquire()
+        self._yours.acquire()
         threading.Thread(target=self._serve, daemon=True).start()
 
     def go_on(self) -> None:
