@@ -54,7 +54,7 @@ class Looked:
     """A frozen network's outputs for a batch, looked up among those for all of a client's samples when
     they are asked for."""
 
-    def __init__(self, table: Outputs, part: Tensor):
+    def __init__(self, table: Outputs, part: Tensor | slice):
         self._table, self._part = table, part
 
     @cached_property
@@ -66,7 +66,7 @@ class Looked:
         return self._table.features[self._part]
 
 
-def looked_up(tables: Mapping[str, Outputs], part: Tensor) -> dict[str, Outputs]:
+def looked_up(tables: Mapping[str, Outputs], part: Tensor | slice) -> dict[str, Outputs]:
     return {name: cast(Outputs, Looked(table, part)) for name, table in tables.items()}
 
 

@@ -28,10 +28,12 @@ class Eager:
                 batches(each, settings.batch_size)
                 for each in (order, client.rows[order], client.labels[order])
             )
-            for part, rows, labels in zip(*lists, strict=True):
+            known = looked_up(task.known, order)  # once an epoch: a batch is then a piece of it
+            for number, (part, rows, labels) in enumerate(zip(*lists, strict=True)):
                 images = client.site.images(rows, None if numbers is None else numbers[part])
                 network.train(single=len(part) == 1)
-                frozen = looked_up(task.known, part) | run_live(task, images)
+                at = number * settings.batch_size
+                frozen = looked_up(known, slice(at, at + len(part))) | run_live(task, images)
                 batch = Batch(*network.record(images), labels, frozen, task.given)
                 network.differentiate(keep(kept, batch, task.loss(batch)))
                 sgd.step(task.change, task.given)
