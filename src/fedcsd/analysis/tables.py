@@ -288,8 +288,13 @@ def latex(rows: Sequence[Row], seeds: Sequence[int], settings: Mapping[str, Any]
     """A tabular to \\input into a document that uses booktabs."""
     head, cells = table(rows, LATEX)
     comments = [r"needs \usepackage{booktabs}", *legend(rows, seeds, settings), *remarks(rows)]
-    lines = [
-        *(f"% {one_line(line)}" for line in comments),
+    lines = [*(f"% {one_line(line)}" for line in comments), *tabular(head, cells)]
+    return "\n".join(lines) + "\n"
+
+
+def tabular(head: Sequence[str], cells: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of a tabular: the first column text, the others numbers."""
+    return [
         f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
         r"\toprule",
         " & ".join(head) + r" \\",
@@ -298,13 +303,16 @@ def latex(rows: Sequence[Row], seeds: Sequence[int], settings: Mapping[str, Any]
         r"\bottomrule",
         r"\end{tabular}",
     ]
-    return "\n".join(lines) + "\n"
 
 
 def csv_text(rows: Sequence[Row]) -> str:
     """A line for each method; what there is no number for is empty."""
+    return csv_lines([_csv_line(row) for row in rows])
+
+
+def csv_lines(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Lines with the same keys, those of the first as head."""
     buffer = io.StringIO()
-    lines = [_csv_line(row) for row in rows]
     writer = csv.DictWriter(buffer, list(lines[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)

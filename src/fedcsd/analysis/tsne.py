@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedcsd import seeds
-from fedcsd.analysis.figures import COLUMN, PAGE, lettered, printed
+from fedcsd.analysis.figures import COLOURS, COLUMN, PAGE, lettered, printed
 from fedcsd.analysis.partitions import counts_of
 from fedcsd.analysis.start import cohort_of, next_round, observable, ready
 from fedcsd.errors import UserError
@@ -28,18 +28,7 @@ from fedcsd.weights import Weights
 
 NEIGHBOURS = 10
 LABELLED = 20  # classes whose clouds bear their name
-PALETTE = (
-    "#0072B2",
-    "#D55E00",
-    "#009E73",
-    "#CC79A7",
-    "#E69F00",
-    "#56B4E9",
-    "#000000",
-    "#999933",
-    "#882255",
-    "#AAAAAA",
-)
+PALETTE = (*COLOURS, "#882255", "#AAAAAA")
 
 Report = Callable[[str, int, int], object]
 """Told what is at work, and how many of how many pieces of work are done."""

@@ -1,7 +1,5 @@
 """What a reader gets: the table as Markdown, CSV and LaTeX, and every number as JSON."""
 
-import csv
-import io
 import json
 import math
 import os
@@ -10,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fedcsd.analysis.tables import LATEX, MARKDOWN, known, one_line
+from fedcsd.analysis.tables import LATEX, MARKDOWN, csv_lines, known, one_line, tabular
 from fedcsd.paper.exhibits import PRINTED
 from fedcsd.paper.measured import Result, order_of
 from fedcsd.paper.plan import Outcome
@@ -97,31 +95,19 @@ def latex(report: Report) -> str:
     lines = [f"% {one_line(line)}" for line in comments if line]
     for measured in report.parts:
         head, cells = table(report, measured, LATEX)
-        lines += [
-            f"% {one_line(title_of(measured.part, report))}",
-            f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
-            r"\toprule",
-            " & ".join(head) + r" \\",
-            r"\midrule",
-            *(" & ".join(line) + r" \\" for line in cells),
-            r"\bottomrule",
-            r"\end{tabular}",
-        ]
+        lines += [f"% {one_line(title_of(measured.part, report))}", *tabular(head, cells)]
     return "\n".join(lines) + "\n"
 
 
 def csv_text(report: Report, folder: Path) -> str:
     """A line for each cell; what there is no number for is empty."""
-    buffer = io.StringIO()
-    lines = [
-        {"part": measured.part.title, **_flat(report, result, folder)}
-        for measured in report.parts
-        for result in measured.results
-    ]
-    writer = csv.DictWriter(buffer, list(lines[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(lines)
-    return buffer.getvalue()
+    return csv_lines(
+        [
+            {"part": measured.part.title, **_flat(report, result, folder)}
+            for measured in report.parts
+            for result in measured.results
+        ]
+    )
 
 
 def _flat(report: Report, result: Result, folder: Path) -> dict[str, Any]:
