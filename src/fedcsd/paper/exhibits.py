@@ -256,7 +256,7 @@ def fig_comm() -> Exhibit:
     return Exhibit("fig-comm", title, tuple(parts), "communication", remarks=(BETA_OPEN,))
 
 
-DRIFT_METHODS = ("fedavg", "feature_distillation", "logit_distillation")
+DRIFT_METHODS = ("fedavg", "feature_distillation", "logit_distillation", "fedcsd")
 
 
 def fig1() -> Exhibit:
