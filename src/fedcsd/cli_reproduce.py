@@ -1,6 +1,6 @@
 """`fedcsd reproduce`: the paper's tables and figures, measured beside what the paper prints."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +103,7 @@ def reproduce(
     choices = Choices(scale, parse_seeds(seeds, scale), overrides, instead, notes)
     out = out.expanduser()
     if dry_run:
-        show_plan(paper.plans(chosen, choices, out), wanted)
+        show_plan(paper.plans(chosen, choices, out), wanted, choices.of_scale.machine)
         return
     train_and_show(chosen, choices, out, wanted, jobs, not no_train)
 
@@ -123,7 +123,7 @@ def train_and_show(
         say(f"note: {note}")
     if left and train:
         expected = duration_text(sum(run.seconds for run in left))
-        say(f"{len(runs)} runs, {len(left)} of them to train: about {expected} on {choices.of_scale.machine}")
+        say(f"{counted(runs)}, {len(left)} of them to train: about {expected} on {choices.of_scale.machine}")
     jobs = max(1, min(jobs, len(left)))
     if left and train and choices.scale == "paper" and choices.overrides.get("device") != "cuda":
         say("this is work for a GPU (--device cuda): on a CPU it takes weeks; --scale small is for one")
@@ -174,7 +174,7 @@ def show_made(made: Any) -> None:
     say(f"files:  {folder}: {', '.join(path.name for path in made.files)}")
 
 
-def show_plan(plans: dict[str, Any], only: Any) -> None:
+def show_plan(plans: dict[str, Any], only: Any, machine: str) -> None:
     from fedcsd.console import say, show_table
     from fedcsd.paper.reproduce import wanted
 
@@ -182,13 +182,18 @@ def show_plan(plans: dict[str, Any], only: Any) -> None:
     for name, runs in plans.items():
         some = {run.path: run for run in wanted(runs, only) if run.path not in seen}
         seen |= some
-        say(f"{name}: {len(some)} runs" + (" that no table above has" if name != next(iter(plans)) else ""))
+        say(f"{name}: {counted(some)}" + (" that no table above has" if name != next(iter(plans)) else ""))
         if some:
             rows = [[run.label, run.state, run.path.name] for run in some.values()]
             show_table(["run", "state", "folder"], rows, left=3, wide=True)
     left = [run for run in seen.values() if not run.ended]
     took = duration_text(sum(run.seconds for run in left))
-    say(f"{len(seen)} runs, {len(left)} to train" + (f": about {took}" if left else ""))
+    on = f": about {took} on {machine}" if left else ""
+    say(f"{counted(seen)}, {len(left)} to train{on}")
+
+
+def counted(runs: Collection[Any]) -> str:
+    return f"{len(runs)} run{'s' * (len(runs) != 1)}"
 
 
 def list_names() -> None:

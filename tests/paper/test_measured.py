@@ -203,6 +203,10 @@ def test_a_table_that_repeats_the_paper_holds_in_every_order() -> None:
             "mean absolute difference to the printed numbers: 0.00"
             in findings(report)[len(order_lines(report))]
         )
+        assert findings(report)[-1] == "one seed only: how much of this is chance is not known"
+        hardly = Report(exhibit, Choices("smoke", (0,)), {}, {})
+        hardly.__dict__["parts"] = parts
+        assert findings(hardly) == []
 
 
 def test_without_runs_nothing_is_said() -> None:

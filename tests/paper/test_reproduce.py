@@ -147,7 +147,9 @@ def test_an_interruption_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
     ) as stop:
         reproduce(["table3"], choices(), tmp_path / "cut", on_start=counted)
     assert "fedcsd resume" not in str(stop.value)
-    written = json.loads((tmp_path / "cut" / choices().folder / "table3" / "results.json").read_text())
+    folder = tmp_path / "cut" / choices().folder(["cifar100"])
+    assert folder.name == "smoke-rounds=2-cifar100=digits"  # another one than that of the real data
+    written = json.loads((folder / "table3" / "results.json").read_text())
     assert len(written["missing"]) == 4
     states = [run.state for run in plan(EXHIBITS["table3"], choices(), tmp_path / "cut" / "runs").values()]
     assert states == ["done", "done", "1 of 2 rounds", "to do", "to do", "to do"]
@@ -204,7 +206,7 @@ def test_domains_and_pools_of_office_caltech(tmp_path: Path) -> None:
     }
     assert sizes == {62: 248, 0.6: 192}
     text = made.files[0].read_text()
-    assert "nearer to the paper: " in text
+    assert "nearer to the paper: " not in text  # of models that were hardly trained
     first = made.report.parts[0]
     columns = [first.at("FedAvg", column) for column in first.part.columns]
     values = [result.mean for result in columns if result]

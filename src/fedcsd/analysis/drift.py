@@ -295,7 +295,9 @@ def _over_rounds(axis: Axes, study: Drift, title: str) -> None:
     """Panel d: global and local models on test data and on local training data."""
     names = dict(zip(HISTORY, ("global, test", "global, train", "local, test", "local, train"), strict=True))
     for key, name in names.items():
-        points = [(r["round"], 100 * r[key]) for r in study.history if key in r]
+        # The global model on training data is the one that the round was begun with.
+        before = key == "train_accuracy"
+        points = [(r["round"] - before, 100 * r[key]) for r in study.history if key in r]
         if points:
             local, train = name.startswith("local"), name.endswith("train")
             colour = COLOURS[5] if local else COLOURS[6]

@@ -25,6 +25,7 @@ MASK = {
     "mask_rate": "soft labels kept",
     "teacher_accuracy": "teacher's accuracy",
 }
+MOST = 16  # lines that can be told apart
 TIMES = {"round": "round", "seconds": "training time (s)", "bytes": "sent and received (MB)"}
 NAMES = {key: (name, factor) for key, name, factor in PANELS} | {
     "target_entropy": ("target's entropy / log C", 1.0),
@@ -53,6 +54,10 @@ def grouped(runs: Sequence[RunDirectory]) -> dict[str, list[History]]:
     for run in runs:
         same = {key: value for key, value in run.settings.items() if key not in UNTOLD}
         groups.setdefault(repr(sorted(same.items())), []).append(run)
+    if len(groups) > MOST:
+        raise UserError(
+            f"these runs have {len(groups)} different settings, more than {MOST} lines: name fewer"
+        )
     found: dict[str, list[History]] = {}
     labels = labels_of([some[0].settings for some in groups.values()])
     for label, some in zip(labels, groups.values(), strict=True):

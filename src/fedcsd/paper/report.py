@@ -205,7 +205,9 @@ def settings_lines(report: Report) -> list[str]:
 
 
 def findings(report: Report, pairs: bool = True) -> list[str]:
-    """What the numbers say beside each other."""
+    """What the numbers say beside each other; nothing, where they are of models that were hardly trained."""
+    if report.choices.scale == "smoke":
+        return []
     lines = [*order_lines(report, pairs), *sweep_lines(report)]
     final, best = apart(report.results), apart(report.results, best=True)
     if final is not None and best is not None:
@@ -215,6 +217,8 @@ def findings(report: Report, pairs: bool = True) -> list[str]:
         )
     if report.exhibit.name == "table2" and (text := nearer_pool(report.parts)):
         lines.append(text)
+    if lines and len(report.choices.seeds) == 1:
+        lines.append("one seed only: how much of this is chance is not known")
     return lines
 
 

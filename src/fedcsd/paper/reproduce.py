@@ -156,7 +156,8 @@ def _write(
     on_step: OnStep | None,
 ) -> Made:
     """All files; after an interruption (no on_step) with the picture there is, for one takes its time."""
-    report, folder = Report.of(exhibit, choices, runs), out / choices.folder / exhibit.name
+    beside = choices.folder(point.data for point in exhibit.points)
+    report, folder = Report.of(exhibit, choices, runs), out / beside / exhibit.name
     pictures = sorted(folder.glob(f"{exhibit.name}.png"))
     if on_step:
         from fedcsd.paper.figures import draw  # matplotlib

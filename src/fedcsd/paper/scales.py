@@ -132,10 +132,10 @@ class Choices:
             found += [f"{names[k]}={str(v).lower() if isinstance(v, bool) else v}" for k, v in table.items()]
         return [text for text in found if text.partition("=")[0] not in IRRELEVANT]
 
-    @property
-    def folder(self) -> str:
-        """Where the tables go: those of other settings lie beside each other."""
-        return "-".join(re.sub(r"[^\w.=+-]", "_", part) for part in (self.scale, *self.changed))
+    def folder(self, data: Iterable[str]) -> str:
+        """Where a table of these data sets goes: those of other settings and other data lie beside it."""
+        instead = [f"{name}={self.stand_ins[name]}" for name in dict.fromkeys(data) if name in self.stand_ins]
+        return "-".join(re.sub(r"[^\w.=+-]", "_", part) for part in (self.scale, *self.changed, *instead))
 
     def seconds(self, point: Point) -> float:
         """What a run takes, roughly."""
@@ -194,6 +194,8 @@ def _missing(name: str, scale: str, overrides: Mapping[str, Any]) -> str:
     from fedcsd import data
 
     folder = overrides.get("data_dir") or os.environ.get("FEDCSD_DATA") or ""
+    if folder and not Path(folder).expanduser().is_dir():
+        raise UserError(f"the data folder {folder} does not exist: correct --data-dir or FEDCSD_DATA")
     if scale == "smoke" and not folder:
         return "no --data-dir is given"
     table = layered({"data": name}, SCALES[scale].data.get(name, {}), overrides)["data"]
