@@ -227,7 +227,7 @@ BAD = [
     (("run", "nothing.toml"), "there is no file nothing.toml"),
     (("run", "--data", "nothing.npz"), "there is no file or folder nothing.npz"),
     (("resume", "nothing"), "nothing holds no run"),
-    (("show", "nothing"), "nothing holds no run"),
+    (("show", "nothing"), "nothing holds no run (it does not exist)"),
     (("compare", "--methods", "fedavg,fedcds"), "did you mean fedcsd?"),
     (("compare", "--methods", "fedavg", "--seeds", "0,x"), "--seeds takes whole numbers"),
     (("compare", "--methods", "fedavg,fedavg"), "names fedavg twice"),

@@ -383,3 +383,10 @@ def test_a_finished_run_takes_no_change_that_would_do_nothing(tmp_path: Path) ->
     package.run(data=blobs(), rounds=1, out=tmp_path / "run", **SMALL)
     with pytest.raises(UserError, match="is finished, --lr would have no effect: give --rounds as well"):
         package.resume(tmp_path / "run", data=blobs(), lr=0.5)
+
+
+def test_a_folder_of_runs_is_no_run_but_names_one(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "config.toml").write_text("")
+    with pytest.raises(UserError, match=r"holds no run but 1 of them: name one, such as .*b$"):
+        RunDirectory.open(tmp_path)

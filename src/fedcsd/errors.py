@@ -5,6 +5,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
+from pathlib import Path
 from typing import TextIO
 
 
@@ -86,3 +87,15 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
     if near := nearest(name, names):
         return UserError(f"unknown {kind} {str(name)!r}: did you mean {near}?")
     return UserError(f"unknown {kind} {str(name)!r}: choose from {', '.join(names)}")
+
+
+def no_run(path: Path) -> UserError:
+    """What to say of a folder that was given as a run's."""
+    inside = sorted(config.parent.name for config in path.glob("*/config.toml"))
+    if inside:
+        return UserError(
+            f"{path} holds no run but {len(inside)} of them: name one, such as {path / inside[0]}"
+        )
+    return UserError(
+        f"{path} holds no run ({'it has no config.toml' if path.exists() else 'it does not exist'})"
+    )

@@ -33,7 +33,7 @@ import tomli_w
 from fedcsd import __version__, states
 from fedcsd.config import FACTS, Settings
 from fedcsd.data.partition import Rows, unpacked
-from fedcsd.errors import Busy, Divergence, UserError, note
+from fedcsd.errors import Busy, Divergence, UserError, no_run, note
 from fedcsd.packing import Torn, finite, header_of, pack, unpack
 from fedcsd.weights import Layout, Value
 
@@ -182,7 +182,7 @@ class RunDirectory:
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
         if not (path / "config.toml").is_file():
-            raise UserError(f"{path} holds no run (it has no config.toml)")
+            raise no_run(path)
         run = cls(path)
         if "facts" not in run.config:
             raise UserError(f"{path / 'config.toml'} is not of a run")

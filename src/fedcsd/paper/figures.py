@@ -81,9 +81,9 @@ def mask(report: Report, stem: Path, on_step: object = None) -> list[Path]:
     """What the mask filters, against rounds, a panel for each data set."""
     (measured,) = report.parts
     names = {
-        "wrong_filtered": "wrong filtered",
-        "right_lost": "right lost",
-        "teacher_accuracy": "teacher right",
+        "wrong_filtered": "wrong, filtered",
+        "right_lost": "right, lost",
+        "teacher_accuracy": "all, right",
     }
     figure, axes = _panels(1, len(measured.part.rows), (COLUMN, 2.1), sharey="row")
     for axis, row in zip(axes[0], measured.part.rows, strict=True):
@@ -95,7 +95,7 @@ def mask(report: Report, stem: Path, on_step: object = None) -> list[Path]:
         axis.set_title("\n".join(_titles(row, result, report)), fontsize=7)
         _rounds(axis)
         axis.set_ylim(-3, 103)
-    axes[0][0].set_ylabel("share of soft labels (%)")
+    axes[0][0].set_ylabel("of soft labels (%)")
     _legend(figure, axes[0][0])
     return _save(figure, stem)
 
