@@ -16,7 +16,7 @@ folder_option = click.option(
     "--out",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="where to write  [dim](default: RUN/analysis)[/dim]",
+    help="where to write; what is there is replaced  [dim](default: RUN/analysis, of several the first)[/dim]",
 )
 device_option = click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), help="where to train  [dim](default: as the run)[/dim]"
@@ -37,7 +37,7 @@ workers_option = click.option(
 @click.option(
     "--methods",
     metavar="A,B,…",
-    help="methods, named as in `fedcsd run --method`  [dim](default: the paper's four, and the run's own)[/dim]",
+    help="methods, named as in `fedcsd run --method`  [dim](default: those of the paper's Fig. 1, FedCSD and the run's own)[/dim]",
 )
 @click.option(
     "--images",
