@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import matplotlib
@@ -81,11 +82,16 @@ def dress(axis: Axes, title: str = "", **labels: Any) -> None:
 
 
 def below(figure: Figure, axes: Sequence[Axes]) -> None:
-    """One legend for all panels, below them, in as many columns as there is room for."""
+    """One legend for all panels, below them, in as many columns as there is room for; long names are broken,
+    and a long legend makes the figure higher."""
     handles = {n: h for axis in axes for h, n in zip(*axis.get_legend_handles_labels(), strict=True)}
-    widest = 0.45 + 0.05 * max(map(len, handles), default=0)  # inches
-    columns = max(1, min(4, int(figure.get_figwidth() / widest)))
-    figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns, handlelength=3)
+    letters, width = 0.05, figure.get_figwidth()  # inches
+    names = [fill(name, int((width - 0.5) / letters)) for name in handles]
+    widest = 0.45 + letters * max((len(name.partition("\n")[0]) for name in names), default=0)
+    columns = max(1, min(4, int(width / widest)))
+    lines = sum(1 + name.count("\n") for name in names) / columns
+    figure.set_figheight(figure.get_figheight() + max(0.0, 0.125 * lines - 0.4))
+    figure.legend(handles.values(), names, loc="outside lower center", ncols=columns, handlelength=3)
 
 
 def grid(panels: int) -> tuple[int, int, float, float]:

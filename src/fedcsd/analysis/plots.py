@@ -139,7 +139,7 @@ def plot(
         raise unknown("axis (--x)", x, TIMES)
     written: list[Path] = []
     rows, columns, width, height = grid(len(y))
-    with printed(width, height + 0.04 * len(histories), stem, written) as figure:
+    with printed(width, height, stem, written) as figure:
         axes = list(figure.subplots(rows, columns, squeeze=False).flat)
         for axis, key in zip(axes, y, strict=False):
             label, factor = NAMES.get(key, _named(key))
