@@ -343,7 +343,7 @@ class Turn:
         """whether it has ever come to one"""
         self.result: Any = None
         """of that training, or of the whole answer; an exception if it failed"""
-        self._mine, self._yours = threading.Lock(), threading.Lock()  # who waits for one, waits for the other
+        self._mine, self._yours = threading.Lock(), threading.Lock()  # released by the other side, in turn
         self._mine.acquire()
         self._yours.acquire()
         threading.Thread(target=self._serve, daemon=True).start()

@@ -36,7 +36,7 @@ def _papers() -> dict[str, dict[str, Any]]:
             "model": SETUP["model"][data],
             "batch_size": SETUP["batch_size"][data],
             "partition": partition[data],
-            "track_drift": data == CIFAR,  # for fig1; small models would take a fifth longer for it
+            "track_drift": data == CIFAR,  # for fig1; with small models it costs a tenth and more
         }
         for data in TITLES
     }
