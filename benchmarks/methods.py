@@ -29,7 +29,8 @@ from fedcsd.config import read_toml
 from fedcsd.errors import Diverged
 from fedcsd.jobs import resume, run
 from fedcsd.methods import methods
-from fedcsd.runs import RunDirectory, facts
+from fedcsd.provenance import facts
+from fedcsd.runs import RunDirectory
 
 PRESETS = [f"fedcsd:{name}" for name in methods.load("fedcsd").presets]
 

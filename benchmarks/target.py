@@ -23,7 +23,7 @@ import fedcsd
 from fedcsd.analysis.plots import flat, plot_target
 from fedcsd.console import Training
 from fedcsd.jobs import Run
-from fedcsd.runs import facts
+from fedcsd.provenance import facts
 
 TARGETS = ("fedcsd", "fedcsd:uniform", "fedcsd:scaled")
 

@@ -249,7 +249,8 @@ def test_memory_does_not_grow_with_clients() -> None:
         trained(experiment(FedAvg(), device="cuda", clients=clients, engine="graphs", participation=1.0))
         return torch.cuda.max_memory_allocated() - before
 
-    few, many = peak(10), peak(60)
+    peak(40)  # every stream's workspace is there, and every size of a last batch has been met
+    few, many = peak(40), peak(160)
     size = 4 * experiment(FedAvg()).weights.flat.numel()
     assert many - few < 40 * size  # replies that wait for their turn, at most 32
 

@@ -136,6 +136,22 @@ def test_spawned_workers_do_the_same_as_forked_ones() -> None:
     assert all(map(torch.equal, *results))
 
 
+def test_after_a_gpu_was_used_workers_are_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A forked process has none of the GPU's threads; one started anew must be sent everything."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    experiment = small(FedAvg())
+    backend = LocalBackend(experiment.site(), experiment.network.layout, 1)
+    assert backend.context.get_start_method() == "spawn"
+    backend.close()
+
+    class Here(FedAvg):
+        pass
+
+    experiment = small(Here())
+    with pytest.raises(fedcsd.errors.UserError, match=r"has used a GPU.*Here.*Python process of its own"):
+        LocalBackend(experiment.site(), experiment.network.layout, 1)
+
+
 def test_lanes_end_with_their_parent(tmp_path: Path) -> None:
     """kill -9 on the main process leaves no worker behind, not even one that is training."""
     import subprocess

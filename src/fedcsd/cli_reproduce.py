@@ -95,10 +95,12 @@ def reproduce(
     overrides = overrides_of(options, assignments)
 
     from fedcsd.paper import reproduce as paper
+    from fedcsd.paper.plan import chosen as is_wanted
     from fedcsd.paper.plan import parse_only
 
     chosen, wanted = paper.names_of(names), parse_only(only)
-    needed = [point.data for name in chosen for point in EXHIBITS[name].points]
+    points = [point for name in chosen for point in EXHIBITS[name].points]
+    needed = [point.data for point in points if is_wanted(point, wanted)]
     instead, notes = stand_ins(needed, scale, parse_stand_ins(given), overrides)
     choices = Choices(scale, parse_seeds(seeds, scale), overrides, instead, notes)
     out = out.expanduser()

@@ -13,7 +13,6 @@ model.safetensors  the final global model
 import json
 import math
 import os
-import platform
 import re
 import shlex
 import shutil
@@ -21,7 +20,6 @@ import time
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from importlib import metadata
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -30,11 +28,12 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from fedcsd import __version__, states
+from fedcsd import states
 from fedcsd.config import FACTS, Settings
 from fedcsd.data.partition import Rows, unpacked
 from fedcsd.errors import Busy, Divergence, UserError, no_run, note
 from fedcsd.packing import Torn, finite, header_of, pack, unpack
+from fedcsd.provenance import facts
 from fedcsd.weights import Layout, Value
 
 CHECKPOINTS_KEPT = 2
@@ -87,27 +86,6 @@ def write_partition(path: Path, train: list[Rows], held: list[Rows], samples: in
         arrays |= {"held_rows": np.concatenate(held), "held_sizes": np.array([len(p) for p in held])}
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
     write_whole(path, buffer.getvalue())
-
-
-def facts() -> dict[str, dict[str, Any]]:
-    """What the results may depend on beside the settings."""
-    names = ("torch", "numpy", "safetensors")
-    return {
-        "versions": {
-            "fedcsd": __version__,
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in names},
-        },
-        "host": {"system": platform.platform(), "processor": _processor(), "cores": os.cpu_count() or 1},
-    }
-
-
-def _processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _versions(path: Path) -> dict[str, Any]:

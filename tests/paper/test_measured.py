@@ -34,7 +34,7 @@ def record(accuracy: float, **more: Any) -> dict[str, Any]:
 
 def outcome(*accuracies: float, diverged: int = 0, **more: Any) -> Outcome:
     end = Divergence(diverged, "no longer finite") if diverged else None
-    return Outcome(Path("r"), {}, [record(a, **more) for a in accuracies], end, ())
+    return Outcome(Path("r"), {}, [record(a, **more) for a in accuracies], end, (), {})
 
 
 def result(

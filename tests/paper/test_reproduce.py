@@ -132,12 +132,26 @@ def test_only_trains_what_is_asked_for_and_shows_the_rest_as_missing(tmp_path: P
         "fedcsd cifar100 β 0.5 seed 0",
     ]
     text = made.files[0].read_text()
-    # digits stand in for both data sets, so FEMNIST at β = 0.5 has these two runs as well.
     assert "not finished, shown as –: " in text
     assert re.search(r"\| FedProx \| – \(59\.37\) \| – \(68\.64\) \| – \(69\.64\) \|", text)
     assert re.search(r"\| FedAvg \| – \(58\.50\) \| \**\d+\.\d+\** \(66\.67, [+-]\d+\.\d+\)", text)
-    (shown,) = reproduce(["table1"], choices(), tmp_path, train=False)
+    (shown,) = reproduce(["table1"], choices(), tmp_path, only=only, train=False)
     assert shown.report.missing == made.report.missing
+
+
+def test_a_part_that_only_leaves_out_is_not_shown_nor_its_data_needed(tmp_path: Path, fedcsd: Fedcsd) -> None:
+    only = parse_only("method=fedavg,beta=5")  # of CIFAR-100 alone
+    (made,) = reproduce(["table1"], choices(), tmp_path, only=only)
+    assert [part.part.title for part in made.report.parts] == [TITLES["cifar100"]]
+    assert "## FEMNIST" not in made.files[0].read_text()
+    (again,) = reproduce(["table1"], choices(), tmp_path, only=parse_only("data=femnist"), train=False)
+    assert [part.part.title for part in again.report.parts] == [TITLES["cifar100"], TITLES["femnist"]]
+    (tmp_path / "empty").mkdir()
+    given = ("--scale", "small", "--data-dir", str(tmp_path / "empty"), "--stand-in", "femnist=digits")
+    shown = fedcsd("reproduce", "table1", "--only", "data=femnist", *given, "--dry-run")
+    assert shown.returncode == 0, shown.stderr
+    assert "48 runs, 48 to train" in shown.stdout
+    assert fedcsd("reproduce", "table1", *given, "--dry-run").returncode == 2
 
 
 def test_an_interruption_goes_on_to_the_same_numbers(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ import gc
 import itertools
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
 import threading
@@ -24,7 +25,7 @@ import torch
 import torch.multiprocessing  # lets tensors go to spawned processes in shared memory
 
 from fedcsd.backends import frames, in_short
-from fedcsd.errors import MethodFailed, RunStopped
+from fedcsd.errors import MethodFailed, RunStopped, UserError
 from fedcsd.exchange import Reply, Request
 from fedcsd.site import Site
 from fedcsd.weights import Layout, Values, Weights
@@ -49,6 +50,15 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def _why_not() -> str:
+    """Why lanes are not forked from this process; empty if they can be."""
+    if sys.platform != "linux":
+        return "this is not Linux"
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return "this process has used a GPU"  # whose threads a forked process does not have
+    return ""
+
+
 class Lane:
     """A worker process, the pipe to it, and memory that it shares if it is forked."""
 
@@ -59,7 +69,13 @@ class Lane:
         self.process = context.Process(  # type: ignore[attr-defined]
             target=serve, args=(theirs, self.pipe, site, self.shared), daemon=True
         )
-        self.process.start()
+        try:
+            self.process.start()
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UserError(
+                f"worker processes cannot be forked here, for {_why_not()}, and {error}: define it at the top of a "
+                "module, or train in a Python process of its own"
+            ) from None
         theirs.close()
         self.request = 0  # the request whose values the lane has
         self.item: int | None = None  # what it works on
@@ -131,7 +147,7 @@ class LocalBackend:
     server_device = torch.device("cpu")
 
     def __init__(self, site: Site, layout: Layout, workers: int = 0, start_method: str = ""):
-        method = start_method or ("fork" if sys.platform == "linux" else "spawn")
+        method = start_method or ("spawn" if _why_not() else "fork")
         self.context = multiprocessing.get_context(method)
         self.site, self.layout = site, layout
         self.requests = itertools.count(1)

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,8 @@ from fedcsd.paper.report import (
     table,
     title_of,
 )
-from fedcsd.runs import facts, write_whole
+from fedcsd.provenance import commit, facts
+from fedcsd.runs import write_whole
 
 CURVES = (
     "test_accuracy",
@@ -222,6 +222,7 @@ def _run(outcome: Outcome) -> dict[str, Any]:
     }
     return {
         "settings": dict(outcome.settings),
+        **outcome.where,
         "diverged": outcome.diverged and vars(outcome.diverged),
         "changed": list(outcome.mended),
         "curves": curves,
@@ -234,16 +235,3 @@ def _rounded(value: Any) -> Any:
 
 def _relative(path: Path, folder: Path) -> str:
     return os.path.relpath(path, folder)
-
-
-def commit() -> str:
-    """The version of this package's code where it is a git checkout; else empty."""
-    here, found = Path(__file__), ""
-    for question in (["ls-files", "--error-unmatch", here.name], ["rev-parse", "HEAD"]):
-        command = ["git", "-C", str(here.parent), *question]
-        try:
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-        except (OSError, subprocess.SubprocessError):
-            return ""  # no git, no checkout, or another project's
-        found = answer.stdout.strip()
-    return found

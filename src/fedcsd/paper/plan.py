@@ -67,6 +67,8 @@ class Outcome:
     history: Sequence[Mapping[str, Any]]
     diverged: Divergence | None
     mended: tuple[str, ...]
+    where: Mapping[str, Any]
+    """the machine it was begun on, and the versions there"""
 
     @classmethod
     def of(cls, run: Planned) -> "Outcome | None":
@@ -74,7 +76,8 @@ class Outcome:
         if not run.ended:
             return None
         there = RunDirectory.open(run.path)
-        return cls(run.path, there.settings, there.history(), there.divergence, tuple(there.mended))
+        where = {key: there.config[key] for key in ("host", "versions")}
+        return cls(run.path, there.settings, there.history(), there.divergence, tuple(there.mended), where)
 
 
 def plan(exhibit: Exhibit, choices: Choices, folder: Path) -> dict[tuple[Point, int], Planned]:

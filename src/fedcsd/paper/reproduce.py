@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 
@@ -82,12 +82,13 @@ def reproduce(
             if train:
                 _train(todo[name], later, on_start)
             if tables:
-                made.append(_write(EXHIBITS[name], choices, runs, out, on_step or (lambda *_: None)))
+                shown = _parts(EXHIBITS[name], runs, only or {})
+                made.append(_write(shown, choices, runs, out, on_step or (lambda *_: None)))
                 if on_made:
                     on_made(made[-1])
         except (KeyboardInterrupt, RunStopped) as error:
             if tables:
-                _write(EXHIBITS[name], choices, runs, out, None)
+                _write(_parts(EXHIBITS[name], runs, only or {}), choices, runs, out, None)
             left = len({run.path for run in [*todo[name], *later] if not run.ended})
             said = (
                 str(error).partition("; go on with:")[0],
@@ -148,6 +149,13 @@ def _one(run: Planned, coming: Sequence[Planned], on_start: OnStart | None) -> N
             rmtree(run.path / "checkpoints")
 
 
+def _parts(exhibit: Exhibit, runs: Mapping[tuple[Point, int], Planned], only: Filter) -> Exhibit:
+    """Without the parts that --only leaves out and of which nothing is there from another time."""
+    there = {point for (point, _), run in runs.items() if run.ended or chosen(point, only)}
+    parts = tuple(part for part in exhibit.parts if any(cell.point in there for cell in part.cells))
+    return replace(exhibit, parts=parts)
+
+
 def _write(
     exhibit: Exhibit,
     choices: Choices,
@@ -157,7 +165,8 @@ def _write(
 ) -> Made:
     """All files; after an interruption (no on_step) with the picture there is, for one takes its time."""
     beside = choices.folder(point.data for point in exhibit.points)
-    report, folder = Report.of(exhibit, choices, runs), out / beside / exhibit.name
+    shown = {key: run for key, run in runs.items() if key[0] in exhibit.points}
+    report, folder = Report.of(exhibit, choices, shown), out / beside / exhibit.name
     pictures = sorted(folder.glob(f"{exhibit.name}.png"))
     if on_step:
         from fedcsd.paper.figures import draw  # matplotlib

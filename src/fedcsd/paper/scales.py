@@ -130,7 +130,7 @@ class Choices:
             table = value if isinstance(value, Mapping) else {"name": value}
             names = {k: key if k == "name" else f"{key}.{k}" for k in table}
             found += [f"{names[k]}={str(v).lower() if isinstance(v, bool) else v}" for k, v in table.items()]
-        return [text for text in found if text.partition("=")[0] not in IRRELEVANT]
+        return sorted(text for text in found if text.partition("=")[0] not in IRRELEVANT)
 
     def folder(self, data: Iterable[str]) -> str:
         """Where a table of these data sets goes: those of other settings and other data lie beside it."""

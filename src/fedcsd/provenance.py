@@ -1,0 +1,54 @@
+"""What a result may depend on beside its settings: versions, machine, commit."""
+
+import os
+import platform
+import subprocess
+from contextlib import suppress
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedcsd import __version__
+
+
+def facts() -> dict[str, dict[str, Any]]:
+    """Versions and machine; the GPU only if this process uses one, for asking would begin to use it."""
+    names = ("torch", "numpy", "safetensors")
+    host: dict[str, Any] = {
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count() or 1,
+    }
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        host["gpu"] = torch.cuda.get_device_name()
+    return {
+        "versions": {
+            "fedcsd": __version__,
+            "python": platform.python_version(),
+            **{name: metadata.version(name) for name in names},
+        },
+        "host": host,
+    }
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def commit() -> str:
+    """The version of this package's code where it is a git checkout; else empty."""
+    here, found = Path(__file__), ""
+    for question in (["ls-files", "--error-unmatch", here.name], ["rev-parse", "HEAD"]):
+        command = ["git", "-C", str(here.parent), *question]
+        try:
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return ""  # no git, no checkout, or another project's
+        found = answer.stdout.strip()
+    return found
