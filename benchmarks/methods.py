@@ -27,9 +27,10 @@ import torch
 from fedcsd.comparison import run_name
 from fedcsd.config import read_toml
 from fedcsd.errors import Diverged
+from fedcsd.host import facts
 from fedcsd.jobs import resume, run
 from fedcsd.methods import methods
-from fedcsd.runs import RunDirectory, facts
+from fedcsd.runs import RunDirectory
 
 PRESETS = [f"fedcsd:{name}" for name in methods.load("fedcsd").presets]
 

@@ -156,7 +156,7 @@ def measure(point: Point, device: str, workers: int, disk: str | None) -> dict[s
     import torch
     from meter import Meter
 
-    from fedcsd import jobs, runs
+    from fedcsd import host, jobs
 
     def tell(done: int, rounds: int) -> None:
         watch = done == 0 or done > point.timed
@@ -191,7 +191,7 @@ def measure(point: Point, device: str, workers: int, disk: str | None) -> dict[s
         job = jobs.begin(values, given=given, out=Path(folder) / "run")
         jobs.train(job, meter)
     rounds = meter.rounds[1 : 1 + point.timed]
-    facts = runs.facts()
+    facts = host.facts()
     found = {
         "rounds": rounds,
         "model_bytes": job.experiment.weights.nbytes,

@@ -22,8 +22,8 @@ from typing import Any
 import fedcsd
 from fedcsd.analysis.plots import flat, plot_target
 from fedcsd.console import Training
+from fedcsd.host import facts
 from fedcsd.jobs import Run
-from fedcsd.runs import facts
 
 TARGETS = ("fedcsd", "fedcsd:uniform", "fedcsd:scaled")
 

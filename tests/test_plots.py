@@ -61,9 +61,9 @@ def test_seeds_are_one_line_and_what_differs_is_told(tmp_path: Path) -> None:
 
 def test_where_rounds_lie_on_the_axis() -> None:
     short, long = [record(1, seconds=1.0)], [record(1, seconds=3.0), record(2, seconds=5.0)]
-    assert plots._times([short, long], "round").tolist() == [1, 2]
-    assert plots._times([short, long], "seconds").tolist() == [2.0, 8.0]
-    assert plots._times([long], "bytes").tolist() == [4.0, 8.0]
+    assert plots.times([short, long], "round").tolist() == [1, 2]
+    assert plots.times([short, long], "seconds").tolist() == [2.0, 8.0]
+    assert plots.times([long], "bytes").tolist() == [4.0, 8.0]
 
 
 def test_unknown_metrics_suggest_the_nearest(tmp_path: Path) -> None:

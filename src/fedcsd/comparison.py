@@ -224,7 +224,7 @@ class Cell:
         if not self.exists:
             return begin(self.values, given=self.given, out=self.path, overwrite=self.overwrite)
         assert self.path is not None
-        changes = {key: self.values.get(key) for key in ("workers", "client_state")}
+        changes = {key: self.values.get(key) for key in ("workers", "client_state", "tensorboard", "mlflow")}
         return take_up(self.path, given=self.given, changes=changes)
 
 

@@ -19,6 +19,7 @@ from fedcsd.backends import Backend
 from fedcsd.backends.device import DeviceBackend
 from fedcsd.backends.local import LocalBackend, cores
 from fedcsd.config import layered
+from fedcsd.data.partition import counts_of
 from fedcsd.errors import Diverged, Divergence, RunStopped, UserError, note
 from fedcsd.experiments import FROM_PYTHON, config_of, prepare, source_of
 from fedcsd.federation import Experiment, Federation, Record, Watch, cohort
@@ -27,23 +28,20 @@ from fedcsd.methods._own import digest_of
 from fedcsd.naming import parse
 from fedcsd.runs import RunDirectory
 from fedcsd.states import States, client_states
+from fedcsd.tracking import EachRound, OnRound, tracked
 from fedcsd.training import Observer
 from fedcsd.weights import Value, Weights
 
-CHANGEABLE = ("rounds", "lr", "on_divergence", "checkpoint_every", "workers", "client_state")
-OnRound = Callable[[Record, int], object]
-"""Called after every round with its record and the number of rounds in all."""
-
-
-class EachRound(Watch):
-    """Calls a function after each round."""
-
-    def __init__(self, on_round: OnRound | None):
-        self.on_round = on_round
-
-    def round(self, record: Record, rounds: int) -> None:
-        if self.on_round:
-            self.on_round(record, rounds)
+CHANGEABLE = (
+    "rounds",
+    "lr",
+    "on_divergence",
+    "checkpoint_every",
+    "workers",
+    "client_state",
+    "tensorboard",
+    "mlflow",
+)
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,8 @@ def begin(
     if out is None:
         return Job(experiment, config, None, [], None)
     needed = 20 * experiment.weights.nbytes + (1 << 20)
-    partition = (experiment.parts, experiment.held, len(experiment.data.y_train))
+    data, parts = experiment.data, experiment.parts
+    partition = (parts, experiment.held, len(data.y_train), counts_of(data, parts))
     directory = RunDirectory.create(
         out, {**config, "facts": _facts(experiment)}, partition, needed=needed, overwrite=overwrite
     )
@@ -286,8 +285,13 @@ def train(job: Job, watch: Watch | None = None) -> Run:
     """The rounds that are still to do, each recorded and checkpointed."""
     directory = job.directory
     try:
-        with _sigterm_as_interrupt(), backend_for(job.experiment) as backend, _states(job) as states:
-            federation = Federation(job.experiment, backend, watch, states)
+        with (
+            _sigterm_as_interrupt(),
+            backend_for(job.experiment) as backend,
+            _states(job) as states,
+            tracked(watch, job.config, directory.path if directory else None, job.history) as watches,
+        ):
+            federation = Federation(job.experiment, backend, watches, states)
             if job.saved:
                 federation.load(*job.saved)
             try:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcsd.analysis.tables import LATEX, MARKDOWN, csv_lines, known, one_line, tabular
+from fedcsd.host import facts
 from fedcsd.paper.exhibits import PRINTED
 from fedcsd.paper.measured import Result, order_of
 from fedcsd.paper.plan import Outcome
@@ -22,7 +23,7 @@ from fedcsd.paper.report import (
     table,
     title_of,
 )
-from fedcsd.runs import facts, write_whole
+from fedcsd.runs import write_whole
 
 CURVES = (
     "test_accuracy",
