@@ -94,9 +94,9 @@ def test_groups_within_a_record_have_names_with_a_dot() -> None:
 
 
 def test_the_distance_from_a_uniform_target() -> None:
-    assert plots._from_uniform({"target_entropy": 0.75}) == 0.25
-    assert plots._from_uniform({"target_entropy": 1.0}) == 1e-7
-    assert np.isnan(plots._from_uniform({}))
+    assert plots.from_uniform({"target_entropy": 0.75}) == 0.25
+    assert plots.from_uniform({"target_entropy": 1.0}) == 1e-7
+    assert np.isnan(plots.from_uniform({}))
 
 
 @pytest.mark.parametrize("figure", [plots.plot_mask, plots.plot_target])

@@ -19,7 +19,7 @@ from fedcsd.methods._partly_local import PartlyLocal
 from fedcsd.naming import free, labelled, method_table, short
 from fedcsd.runs import RunDirectory, write_whole
 
-FILES = ("comparison.md", "comparison.csv", "comparison.tex", "comparison.json", "curves.png")
+FILES = ("comparison.md", "comparison.csv", "comparison.tex", "comparison.json", "curves.png", "report.html")
 
 
 @dataclass(frozen=True)

@@ -150,7 +150,7 @@ def plot(
     with printed(width, height, stem, written) as figure:
         axes = list(figure.subplots(rows, columns, squeeze=False).flat)
         for axis, key in zip(axes, y, strict=False):
-            label, factor = NAMES.get(key, _named(key))
+            label, factor = named(key)
             for index, (name, runs) in enumerate(histories.items()):
                 some = [h for h in runs if any(key in r for r in h)]
                 if some:
@@ -163,7 +163,10 @@ def plot(
     return written
 
 
-def _named(key: str) -> tuple[str, float]:
+def named(key: str) -> tuple[str, float]:
+    """What an axis says of a measurement, and what its values are multiplied with."""
+    if key in NAMES:
+        return NAMES[key]
     share = any(part in key for part in SHARES)
     return key.replace("_", " ") + (" (%)" if share else ""), 100.0 if share else 1.0
 
@@ -224,7 +227,7 @@ def plot_mask(histories: Mapping[str, Sequence[History]], stem: Path) -> list[Pa
 def plot_target(histories: Mapping[str, Sequence[History]], stem: Path) -> list[Path]:
     """How far FedCSD's target is from uniform, `1 − H(q) / log C` (logarithmic), and accuracy beside it."""
     measured = {
-        label: [[{**r, "distance": _from_uniform(r)} for r in h] for h in runs]
+        label: [[{**r, "distance": from_uniform(r)} for r in h] for h in runs]
         for label, runs in histories.items()
         if any("target_entropy" in r for h in runs for r in h)
     }
@@ -248,7 +251,7 @@ def plot_target(histories: Mapping[str, Sequence[History]], stem: Path) -> list[
     return written
 
 
-def _from_uniform(record: Mapping[str, Any]) -> float:
+def from_uniform(record: Mapping[str, Any]) -> float:
     """`1 − H(q) / log C`, as it is shown."""
     entropy = record.get("target_entropy")
     return float("nan") if entropy is None else max(UNIFORM, 1 - entropy)
