@@ -22,7 +22,7 @@ from fedcsd.cli_options import (
     set_option,
     setting_options,
 )
-from fedcsd.cli_report import report, show_report, watch
+from fedcsd.cli_report import report, reported_if_diverged, show_report, watch
 from fedcsd.cli_reproduce import reproduce
 from fedcsd.config import TABLES, layered
 from fedcsd.errors import RunStopped, UserError, show_notes
@@ -92,7 +92,8 @@ def run(
     job = jobs.begin(values, out=target, overwrite=overwrite)
     with Training() as training:
         follow = training.follow(short(values["method"]["name"]), job.rounds)
-        finished = jobs.train(job, follow)
+        with reported_if_diverged(target):
+            finished = jobs.train(job, follow)
     show_finished(finished)
 
 
@@ -127,7 +128,8 @@ def resume(path: Path, **changes: Any) -> None:
     else:
         with Training() as training:
             follow = training.follow(short(job.config["method"]["name"]), job.rounds)
-            finished = jobs.train(job, follow)
+            with reported_if_diverged(path):
+                finished = jobs.train(job, follow)
     show_finished(finished)
 
 

@@ -1,10 +1,13 @@
 """The commands that show runs in a browser: `fedcsd report` and `fedcsd watch`."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import rich_click as click
 
 from fedcsd.cli_analysis import runs_argument
+from fedcsd.errors import Diverged, UserError
 
 
 @click.command()
@@ -27,7 +30,6 @@ def report(paths: tuple[Path, ...], out: Path | None) -> None:
       fedcsd report runs/fedavg runs/fedcsd -o report.html
     """
     from fedcsd.console import say
-    from fedcsd.errors import UserError
     from fedcsd.report.page import FILE, write
 
     places = [path.expanduser() for path in paths]
@@ -67,3 +69,13 @@ def show_report(folder: Path) -> None:
 
     if page := write_beside(folder):
         say(f"report: {page}")
+
+
+@contextmanager
+def reported_if_diverged(folder: Path) -> Iterator[None]:
+    """A run that diverges has a report too: it is the one that somebody will look into."""
+    try:
+        yield
+    except Diverged:
+        show_report(folder)
+        raise

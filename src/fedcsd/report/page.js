@@ -104,7 +104,8 @@ function section(id, title, caption, { wide = false, controls = [], plot, number
   const draw = () => {
     const { traces, layout } = plot();
     box.style.minHeight = `${layout.height}px`;
-    return Plotly.react(box, traces, layout, { ...CONFIG, displayModeBar: TOUCH.matches ? true : "hover" });
+    if (printing) Plotly.purge(box); // a new plot is drawn at once, before the page is laid out for paper
+    Plotly.react(box, traces, layout, { ...CONFIG, displayModeBar: TOUCH.matches ? true : "hover" });
   };
   const before = drawn.get(id);
   drawn.set(id, { draw, node, seen: before?.seen || false });
@@ -171,7 +172,7 @@ function lineSection(chart) {
     controls,
     plot: () => lineChart(data, chart, measure(), pick(chart.against, state.against), hidden),
     label: () => `${measure().axis} in the last round: ${data.methods.map((m) => `${m.label} ${last(m, measure())}`).join(", ")}.`,
-    numbers: () => grid(["last round", ...chart.measures.map((m) => (m.short === m.axis ? m.axis : `${m.short}: ${m.axis}`))],
+    numbers: () => grid(["last round", ...chart.measures.map((m) => m.axis)],
       data.methods.map((method) => [method.label, ...chart.measures.map((m) => last(method, m))]), { swatches: true }),
   });
 }

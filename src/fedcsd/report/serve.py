@@ -55,6 +55,9 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 30
 
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
     def do_GET(self) -> None:
         # A web page elsewhere may give a name of its own this machine's address; it cannot forge the header.
         if self.headers.get("Host", "") not in {
@@ -93,7 +96,8 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(content)
+        if self.command != "HEAD":
+            self.wfile.write(content)
 
     def log_message(self, format: str, *arguments: object) -> None:
         """Nothing: one line a second would hide what matters."""
@@ -109,11 +113,11 @@ def serve(paths: Sequence[Path], port: int) -> None:
         if error.errno == errno.EADDRINUSE:
             raise UserError(f"port {port} is in use: give another --port, or none for a free one") from None
         raise UserError(f"cannot listen on port {port}: {error.strerror or error}") from None
-    there = all(path.exists() for path in paths)
-    say(
-        f"{'watching' if there else 'waiting for'} {', '.join(map(str, paths))} at {server.url} (Ctrl-C ends it)"
-    )
     try:
+        there = all(path.exists() for path in paths)
+        say(
+            f"{'watching' if there else 'waiting for'} {', '.join(map(str, paths))} at {server.url} (Ctrl-C ends it)"
+        )
         server.serve_forever(poll_interval=0.2)
     except KeyboardInterrupt:
         say("stopped watching")
