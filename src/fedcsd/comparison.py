@@ -11,9 +11,9 @@ from fedcsd.analysis.rows import About, rows, told
 from fedcsd.analysis.tables import Row, csv_text, latex, markdown
 from fedcsd.config import IRRELEVANT, TABLES, layered
 from fedcsd.errors import RunStopped, UserError
-from fedcsd.experiments import config_of, make_method, prepare
+from fedcsd.experiments import config_of, make_method, prepare, split_objects
 from fedcsd.federation import Experiment, Watch
-from fedcsd.jobs import Job, Run, attempt, begin, load_run, split_objects, take_up
+from fedcsd.jobs import Job, Run, attempt, begin, load_run, take_up
 from fedcsd.methods import Method, methods
 from fedcsd.methods._partly_local import PartlyLocal
 from fedcsd.naming import free, labelled, method_table, short

@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from fedcsd import tracking
 from fedcsd.analysis.summary import summarise
 from fedcsd.backends import Backend
 from fedcsd.backends.device import DeviceBackend
@@ -21,14 +22,14 @@ from fedcsd.backends.local import LocalBackend, cores
 from fedcsd.config import layered
 from fedcsd.data.partition import counts_of
 from fedcsd.errors import Diverged, Divergence, RunStopped, UserError, note
-from fedcsd.experiments import FROM_PYTHON, config_of, prepare, source_of
+from fedcsd.experiments import config_of, prepare, source_of, split_objects
 from fedcsd.federation import Experiment, Federation, Record, Watch, cohort
 from fedcsd.methods import Method
 from fedcsd.methods._own import digest_of
 from fedcsd.naming import parse
 from fedcsd.runs import RunDirectory
 from fedcsd.states import States, client_states
-from fedcsd.tracking import EachRound, OnRound, tracked
+from fedcsd.tracking import EachRound, OnRound
 from fedcsd.training import Observer
 from fedcsd.weights import Value, Weights
 
@@ -110,22 +111,6 @@ def run(
     return train(job, EachRound(on_round))
 
 
-def split_objects(**choices: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a notebook gives for method, data and model: names with options, and objects without a name."""
-    values: dict[str, Any] = {}
-    given: dict[str, Any] = {}
-    for key, choice in choices.items():
-        if choice is None:
-            raise UserError(f"{key} must be a name or an object, not None")
-        if isinstance(choice, (str, Path)) or (
-            isinstance(choice, Mapping) and (key != "data" or "name" in choice)
-        ):
-            values[key] = str(choice) if isinstance(choice, Path) else choice
-        else:
-            values[key], given[key] = FROM_PYTHON, choice
-    return values, given
-
-
 def begin(
     values: Mapping[str, Any],
     *,
@@ -136,6 +121,7 @@ def begin(
     """A new run from plain settings; `given` holds objects from Python that have no name."""
     experiment = prepare(values, **(given or {}))
     config = config_of(experiment)
+    tracking.check(config)
     if out is None:
         return Job(experiment, config, None, [], None)
     needed = 20 * experiment.weights.nbytes + (1 << 20)
@@ -169,6 +155,7 @@ def take_up(
         return None
     experiment = prepare({**directory.settings, **changes}, parts=directory.partition(), **(given or {}))
     _check_same(path, experiment, directory)
+    tracking.check(config_of(experiment))
     directory.lock()
     try:
         saved = directory.latest(experiment.network.layout)
@@ -289,7 +276,9 @@ def train(job: Job, watch: Watch | None = None) -> Run:
             _sigterm_as_interrupt(),
             backend_for(job.experiment) as backend,
             _states(job) as states,
-            tracked(watch, job.config, directory.path if directory else None, job.history) as watches,
+            tracking.tracked(
+                watch, job.config, directory.path if directory else None, job.history
+            ) as watches,
         ):
             federation = Federation(job.experiment, backend, watches, states)
             if job.saved:

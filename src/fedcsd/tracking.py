@@ -51,12 +51,23 @@ class Several(Watch):
             watch.diverged(round)
 
 
+def check(config: Mapping[str, Any]) -> None:
+    """Refuse what a run asks for and cannot have, before anything of it is made: an extra that is missing, a
+    server that does not answer."""
+    if config.get("tensorboard"):
+        _summary_writer()
+    if uri := config.get("mlflow"):
+        client = _client(uri)
+        with _told(uri):
+            client.search_experiments(max_results=1)
+
+
 @contextmanager
 def tracked(
     watch: Watch | None, config: Mapping[str, Any], folder: Path | None, history: Sequence[Record]
 ) -> Iterator[Watch]:
     """What watches a run: the given watch, and what its settings ask for. `history` are the rounds that are
-    done already. An extra that is missing and a server that does not answer are told here, before round 1."""
+    done already."""
     trackers: list[TensorBoard | MLflow] = []
     if config.get("tensorboard"):
         trackers.append(TensorBoard(folder, config, len(history)))
@@ -101,11 +112,7 @@ class TensorBoard(Watch):
     def __init__(self, folder: Path | None, config: Mapping[str, Any], done: int):
         if folder is None:
             raise UserError("tensorboard writes into the run's directory: give one (out=…)")
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError:
-            raise missing("tensorboard", "--tensorboard") from None
-        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
+        self.writer = _summary_writer()(str(folder / "tensorboard"), purge_step=done + 1)
         if not done:
             rows = "".join(f"| {key} | {value} |\n" for key, value in settings_text(config).items())
             self.writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}", 0)
@@ -128,24 +135,11 @@ class MLflow(Watch):
     def __init__(
         self, uri: str, folder: Path | None, config: Mapping[str, Any], history: Sequence[Record] = ()
     ):
-        if urlsplit(uri).password:
-            raise UserError(
-                "mlflow: a password does not belong into the address, which is written into the run's files: "
-                "use MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
-            )
-        for name, value in QUICK.items():
-            os.environ.setdefault(name, value)
-        try:
-            from mlflow import MlflowClient
-        except ImportError:
-            raise missing("mlflow", "--mlflow") from None
         self.uri, self.pending, self.told, self.next = uri, list[Any](), False, 0.0
-        try:
-            self.client = MlflowClient(tracking_uri=uri)
+        self.client = _client(uri)
+        with _told(uri):
             self.run = self._take_up(folder) or self._begin(folder, config)
-        except Exception as error:  # its own kinds, those of requests, of SQLAlchemy, …
-            raise UserError(f"MLflow at {uri} cannot be used: {in_one_line(error)}") from None
-        sent = self.client.get_run(self.run).data.metrics.get("rounds_done", 0)
+            sent = self.client.get_run(self.run).data.metrics.get("rounds_done", 0)
         for record in history:
             if record["round"] > sent:
                 self._add(record)
@@ -223,6 +217,39 @@ QUICK = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
 """What is set unless the user has set it."""
+
+
+def _summary_writer() -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise missing("tensorboard", "--tensorboard") from None
+    return SummaryWriter
+
+
+def _client(uri: str) -> Any:
+    if urlsplit(uri).password:
+        raise UserError(
+            "mlflow: a password does not belong into the address, which is written into the run's files: "
+            "use MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+        )
+    for name, value in QUICK.items():
+        os.environ.setdefault(name, value)
+    try:
+        from mlflow import MlflowClient
+    except ImportError:
+        raise missing("mlflow", "--mlflow") from None
+    with _told(uri):
+        return MlflowClient(tracking_uri=uri)
+
+
+@contextmanager
+def _told(uri: str) -> Iterator[None]:
+    """What MLflow, requests or a database have to say, as one line."""
+    try:
+        yield
+    except Exception as error:
+        raise UserError(f"MLflow at {uri} cannot be used: {in_one_line(error)}") from None
 
 
 def missing(extra: str, option: str) -> UserError:
