@@ -190,8 +190,8 @@ def test_hostile_names_are_text(browser: Chrome, tmp_path: Path) -> None:
         data="<img src=x onerror=document.title=1>",
         method={"name": "fedavg"},
     )
-    (tmp_path / "c" / "<i>x</i>.torn").mkdir()
-    (tmp_path / "c" / "<i>x</i>.torn" / "config.toml").write_text("<b>")
+    (tmp_path / "c" / "<i>torn").mkdir()
+    (tmp_path / "c" / "<i>torn" / "config.toml").write_text("<b>")
     open_page(browser, write([tmp_path / "c"], tmp_path / "r.html"))
     scrolled_through(browser)
     assert browser.title == "c – fedcsd"
@@ -229,31 +229,51 @@ def test_runs_without_anything_to_draw(browser: Chrome, tmp_path: Path) -> None:
     assert browser.execute_script("return document.querySelectorAll('.plot').length") == 0
 
 
-def test_the_live_page_follows_a_run(browser: Chrome, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "fedcsd", "watch", "r"]
-    quiet = {"cwd": tmp_path, "text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, **quiet) as watch:  # type: ignore[call-overload]
-        assert watch.stdout is not None
-        line = watch.stdout.readline()
-        assert line.startswith("waiting for r at http://127.0.0.1:")
-        browser.get(re.findall(r"http://\S+", line)[0])
-        said = lambda: browser.find_element("id", "said").text  # noqa: E731
-        until(lambda: said() == "Waiting for the run to begin")
-        long = "--rounds 400 --epochs 1 --batch-size 512 --out r --workers 1 --no-track-drift"
-        with subprocess.Popen([*command[:3], "run", *long.split()], **quiet) as run:  # type: ignore[call-overload]
-            until(lambda: re.fullmatch(r"r: round \d+ of 400, about .* left", said()), 60)
-            until(lambda: browser.execute_script(LINES))
-            zoom = "Plotly.relayout(document.querySelector('#accuracy .plot'), {'xaxis.range': [2, 5]})"
-            browser.execute_script(zoom)
-            points = "return document.querySelector('#accuracy .plot').data.at(-1).x.length"
-            before = browser.execute_script(points)
-            until(lambda: browser.execute_script(points) > before, 60)
-            kept = "return document.querySelector('#accuracy .plot')._fullLayout.xaxis.range.map(Math.round)"
-            assert browser.execute_script(kept) == [2, 5]
-            run.communicate(timeout=120)
-        until(lambda: said() == "Finished", 60)
-        assert browser.execute_script(points) == 400
-        watch.send_signal(signal.SIGINT)
-        assert watch.communicate(timeout=30) == ("stopped watching\n", "")
-        assert watch.returncode == 0
-    assert json.loads((tmp_path / "r" / "summary.json").read_text())["rounds"] == 400
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Starts `fedcsd …` in an empty folder, and ends it with the test."""
+    running: list[subprocess.Popen[str]] = []
+
+    def call(*arguments: str) -> "subprocess.Popen[str]":
+        command = [sys.executable, "-m", "fedcsd", *arguments]
+        pipe = subprocess.PIPE
+        running.append(subprocess.Popen(command, cwd=tmp_path, text=True, stdout=pipe, stderr=pipe))
+        return running[-1]
+
+    yield call
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def test_the_live_page_follows_a_run(
+    browser: Chrome, start: Callable[..., "subprocess.Popen[str]"], tmp_path: Path
+) -> None:
+    watch = start("watch", "r")
+    assert watch.stdout is not None
+    line = watch.stdout.readline()
+    assert line.startswith("waiting for r at http://127.0.0.1:")
+    browser.get(re.findall(r"http://\S+", line)[0])
+
+    def said() -> str:
+        return str(browser.find_element("id", "said").text)
+
+    until(lambda: said() == "Waiting for the run to begin")
+    run = start("run", *["--rounds", "250", "--epochs", "1", "--out", "r", "--workers", "1"])
+    until(lambda: re.fullmatch(r"r: round \d+ of 250, about .* left", said()), 60)
+    until(lambda: browser.execute_script(LINES))
+    browser.execute_script(
+        "Plotly.relayout(document.querySelector('#accuracy .plot'), {'xaxis.range': [2, 5]})"
+    )
+    points = "return document.querySelector('#accuracy .plot').data.at(-1).x.length"
+    before = browser.execute_script(points)
+    until(lambda: browser.execute_script(points) > before)
+    kept = "return document.querySelector('#accuracy .plot')._fullLayout.xaxis.range.map(Math.round)"
+    assert browser.execute_script(kept) == [2, 5]
+    run.communicate(timeout=100)
+    until(lambda: said() == "Finished")
+    assert browser.execute_script(points) == 250
+    watch.send_signal(signal.SIGINT)
+    assert watch.communicate(timeout=30) == ("stopped watching\n", "")
+    assert watch.returncode == 0
+    assert json.loads((tmp_path / "r" / "summary.json").read_text())["rounds"] == 250

@@ -70,12 +70,12 @@ def tracked(
     done already."""
     trackers: list[TensorBoard | MLflow] = []
     if config.get("tensorboard"):
-        trackers.append(TensorBoard(folder, config, len(history)))
+        trackers.append(TensorBoard(folder, config, history))
     if config.get("mlflow"):
         trackers.append(MLflow(config["mlflow"], folder, config, history))
     status: Status = "FAILED"
     try:
-        yield Several(*([watch] if watch else []), *trackers)
+        yield Several(*trackers, *([watch] if watch else []))
         status = "FINISHED"
     except KeyboardInterrupt:
         status = "KILLED"
@@ -107,13 +107,16 @@ def settings_text(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 class TensorBoard(Watch):
-    """Writes event files into the run's directory; a run that goes on replaces the rounds after its checkpoint."""
+    """Writes event files into the run's directory. What a run that was cut off had left there may lack its
+    last rounds, so that one that goes on replaces them all."""
 
-    def __init__(self, folder: Path | None, config: Mapping[str, Any], done: int):
+    def __init__(self, folder: Path | None, config: Mapping[str, Any], history: Sequence[Record]):
         if folder is None:
             raise UserError("tensorboard writes into the run's directory: give one (out=…)")
-        self.writer = _summary_writer()(str(folder / "tensorboard"), purge_step=done + 1)
-        if not done:
+        self.writer = _summary_writer()(str(folder / "tensorboard"), purge_step=1)
+        for record in history:
+            self.round(record, len(history))
+        if not history:
             rows = "".join(f"| {key} | {value} |\n" for key, value in settings_text(config).items())
             self.writer.add_text("settings", f"| setting | value |\n|---|---|\n{rows}", 0)
 
