@@ -27,7 +27,7 @@ PAINT = "return performance.getEntriesByType('paint')[0].startTime / 1000"
 
 def runs(folder: Path) -> Path:
     """One real round, and from it a comparison of 30 runs."""
-    settings = {
+    settings: dict[str, Any] = {
         "clients": 100,
         "min_samples": 1,
         "rounds": 1,
