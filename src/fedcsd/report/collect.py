@@ -183,23 +183,13 @@ def _classes(groups: Mapping[str, Sequence[Seen]]) -> list[Json]:
         final = [some for run in runs if (some := _last(run, "class_accuracies"))]
         if not final:
             continue
-        longest = max((run.raw for run in runs), key=len)
-        per_round = [r for r in longest if isinstance(r.get("class_accuracies"), list)]
-        step = max(1, math.ceil(len(per_round) / min(POINTS, max(2, room // len(final[0])))))
-        chosen = per_round[step - 1 :: step]
-        numbers = [int(r["round"]) for r in chosen]
-        by_round = [
-            _mean(
-                [
-                    r["class_accuracies"]
-                    for run in runs
-                    for r in run.raw
-                    if r.get("round") == n and "class_accuracies" in r
-                ]
-            )
-            for n in numbers
-        ]
-        shown.append({"label": label, "final": _mean(final), "rounds": numbers, "by_round": by_round})
+        by_round: dict[int, list[Any]] = {}
+        for record in (r for run in runs for r in run.raw if isinstance(r.get("class_accuracies"), list)):
+            by_round.setdefault(int(record["round"]), []).append(record["class_accuracies"])
+        step = max(1, math.ceil(len(by_round) / min(POINTS, max(2, room // len(final[0])))))
+        numbers = sorted(by_round)[::-1][::step][::-1]  # the last one is always there
+        means = [_mean(by_round[n]) for n in numbers]
+        shown.append({"label": label, "final": _mean(final), "rounds": numbers, "by_round": means})
     return shown
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ class Seen:
     def settings(self) -> dict[str, Any]:
         return {key: value for key, value in self.config.items() if key not in FACTS}
 
-    @property
+    @cached_property
     def history(self) -> History:
         """Every round, those that cannot be read without values."""
         return with_derived(flat(usable(self.raw)))
