@@ -277,3 +277,18 @@ def test_the_live_page_follows_a_run(
     assert watch.communicate(timeout=30) == ("stopped watching\n", "")
     assert watch.returncode == 0
     assert json.loads((tmp_path / "r" / "summary.json").read_text())["rounds"] == 250
+
+
+def test_charts_fit_after_the_window_has_changed(browser: Chrome, compared: Path) -> None:
+    """Lines lie where the axes say, whatever happened to the window in between."""
+    open_page(browser, compared)
+    for width, dark in ((900, True), (500, False), (1300, True), (1400, False)):
+        look(browser, width, dark)
+    right = """
+      const box = document.querySelector('#accuracy .plot'), full = box._fullLayout;
+      const plot = document.querySelector('#accuracy .plot .plotbg, #accuracy .plot .bglayer rect, #accuracy .plot .nsewdrag').getBoundingClientRect();
+      const last = [...document.querySelectorAll('#accuracy .scatterlayer .trace')].at(-1).querySelector('.js-line').getBoundingClientRect();
+      const axis = full.xaxis, x = box.data.at(-1).x;
+      return [+document.querySelector('#accuracy .main-svg').getAttribute('width') - box.clientWidth,
+        last.left - plot.left - axis.l2p(x[0]), last.right - plot.left - axis.l2p(x.at(-1))]"""
+    until(lambda: max(map(abs, browser.execute_script(right))) < 4, 10)

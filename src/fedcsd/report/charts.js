@@ -8,7 +8,6 @@ const NARROW = matchMedia("(max-width: 600px)");
 const NIGHT = matchMedia("(prefers-color-scheme: dark)");
 const TOUCH = matchMedia("(pointer: coarse)");
 const CONFIG = {
-  responsive: true,
   displaylogo: false,
   plotlyServerURL: "",
   modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d", "sendChartToCloud", "sendDataToCloud"],
@@ -41,8 +40,7 @@ function themed(height) {
   const axis = { gridcolor: colour("--grid"), linecolor: colour("--line"), zeroline: false, automargin: true };
   return {
     height,
-    width: printing ? 660 : undefined,
-    autosize: !printing,
+    autosize: false,
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, sans-serif", size: NARROW.matches ? 11 : 12.5, color: colour("--ink") },

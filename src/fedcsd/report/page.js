@@ -101,15 +101,27 @@ function section(id, title, caption, { wide = false, controls = [], plot, number
   held.hidden = !controls.length;
   const box = node.querySelector(".plot");
   box.setAttribute("aria-label", `${title}. ${label()} Plus and minus zoom, arrows move, 0 shows all.`);
-  const draw = () => {
+  const chart = drawn.get(id) || { node, seen: false, busy: false, again: false };
+  chart.draw = () => {
     const { traces, layout } = plot();
+    const shown = [box, traces, { ...layout, width: printing ? 660 : box.clientWidth }, { ...CONFIG, displayModeBar: TOUCH.matches ? true : "hover" }];
     box.style.minHeight = `${layout.height}px`;
-    if (printing) Plotly.purge(box); // a new plot is drawn at once, before the page is laid out for paper
-    Plotly.react(box, traces, layout, { ...CONFIG, displayModeBar: TOUCH.matches ? true : "hover" });
+    if (printing) {
+      Plotly.purge(box); // a new plot is drawn at once, before the page is laid out for paper
+      Plotly.newPlot(...shown);
+    } else if (chart.busy) chart.again = true; // one drawing at a time, or they would mix
+    else {
+      chart.busy = true;
+      Plotly.react(...shown).finally(() => {
+        chart.busy = false;
+        const again = chart.again;
+        chart.again = false;
+        if (again) chart.draw();
+      });
+    }
   };
-  const before = drawn.get(id);
-  drawn.set(id, { draw, node, seen: before?.seen || false });
-  if (!before?.seen) {
+  drawn.set(id, chart);
+  if (!chart.seen) {
     box.style.minHeight = "280px";
     sight.observe(node);
   }
@@ -275,13 +287,11 @@ function render() {
   legend();
   const parts = [];
   if (data.table) parts.push(results());
-  const [accuracy, ...others] = data.charts;
-  if (accuracy) parts.push(lineSection(accuracy));
-  if (data.settings.differ.length) parts.push(differing());
-  parts.push(...others.map(lineSection));
+  parts.push(...data.charts.map(lineSection));
   if (data.clients.length) parts.push(clientSection());
   if (data.partitions.length) parts.push(partitionSection());
   if (data.classes.length) parts.push(classSection());
+  if (data.settings.differ.length) parts.push(differing());
   if (data.runs.length) {
     parts.push(folded("runs", "Runs", grid(["run", "method", "seed", "rounds", "accuracy (%)", "time", "state"], data.runs, { texts: [1, 6] })));
     parts.push(folded("settings", "All settings", every(data.settings.settings)));
@@ -366,6 +376,11 @@ addEventListener("afterprint", () => {
   redraw();
 });
 for (const query of [NARROW, NIGHT]) query.addEventListener("change", render);
+let width = 0;
+new ResizeObserver(([{ contentRect }]) => {
+  if (width && contentRect.width !== width && !printing) requestAnimationFrame(redraw);
+  width = contentRect.width;
+}).observe(byId("main"));
 
 // The text is there at once; the charting library, which takes longer to start, comes after the first paint.
 function start() {
