@@ -22,7 +22,7 @@ const byId = (id) => document.getElementById(id);
 function grid(head, rows, { kind = "", strong = [], texts = [], marked = [], swatches = false } = {}) {
   const line = (cells, r) =>
     cells.map((cell, c) => {
-      if (c === 0) return el("th", { scope: "row" }, swatches ? swatch(data.methods[r]) : null, cell);
+      if (c === 0) return el("th", { scope: "row" }, swatches ? el("span", { class: "named" }, swatch(data.methods[r]), cell) : cell);
       const classes = [strong[r]?.[c] ? "best" : "", texts.includes(c) ? "text" : "", marked[r]?.[c] ? "differs" : ""];
       return el("td", { class: classes.join(" ").trim() }, cell);
     });
