@@ -20,6 +20,8 @@ settings.register_profile("fedcsd", deadline=None, suppress_health_check=[Health
 settings.load_profile("fedcsd")
 torch.set_num_threads(1)
 
+NO_BROWSER = "no browser: the report's pages need chromium and chromium-driver (apt-get install chromium chromium-driver)"
+
 Fedcsd = Callable[..., "subprocess.CompletedProcess[str]"]
 FedcsdRun = Callable[..., Path]
 
@@ -81,3 +83,10 @@ def small(method: Any = None, **values: Any) -> Experiment:
     values = {**defaults, "data": "given from Python", **values}
     given = {"data": values.pop("dataset", None) or blobs(), "model": values.pop("factory", None)}
     return prepare(values, method=method, **given)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """A suite that left out the browser says so in one line."""
+    skipped = [r for r in terminalreporter.stats.get("skipped", []) if NO_BROWSER in str(r.longrepr)]
+    if skipped:
+        terminalreporter.write_line(f"{len(skipped)} tests were left out for want of a browser: {NO_BROWSER}")

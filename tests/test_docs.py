@@ -14,7 +14,7 @@ from fedcsd.config import TABLES, Settings, layered, parse_assignments, read_tom
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 COMMAND = re.compile(
-    r"^\s+(fedcsd (?:run|resume|compare|show|list|partition|new-method|drift|tsne|plot|reproduce)\b.*)$",
+    r"^\s+(fedcsd (?:run|resume|compare|show|list|partition|new-method|drift|tsne|plot|reproduce|report|watch)\b.*)$",
     re.MULTILINE,
 )
 

@@ -61,9 +61,9 @@ def test_seeds_are_one_line_and_what_differs_is_told(tmp_path: Path) -> None:
 
 def test_where_rounds_lie_on_the_axis() -> None:
     short, long = [record(1, seconds=1.0)], [record(1, seconds=3.0), record(2, seconds=5.0)]
-    assert plots._times([short, long], "round").tolist() == [1, 2]
-    assert plots._times([short, long], "seconds").tolist() == [2.0, 8.0]
-    assert plots._times([long], "bytes").tolist() == [4.0, 8.0]
+    assert plots.times([short, long], "round").tolist() == [1, 2]
+    assert plots.times([short, long], "seconds").tolist() == [2.0, 8.0]
+    assert plots.times([long], "bytes").tolist() == [4.0, 8.0]
 
 
 def test_unknown_metrics_suggest_the_nearest(tmp_path: Path) -> None:
@@ -94,9 +94,9 @@ def test_groups_within_a_record_have_names_with_a_dot() -> None:
 
 
 def test_the_distance_from_a_uniform_target() -> None:
-    assert plots._from_uniform({"target_entropy": 0.75}) == 0.25
-    assert plots._from_uniform({"target_entropy": 1.0}) == 1e-7
-    assert np.isnan(plots._from_uniform({}))
+    assert plots.from_uniform({"target_entropy": 0.75}) == 0.25
+    assert plots.from_uniform({"target_entropy": 1.0}) == 1e-7
+    assert np.isnan(plots.from_uniform({}))
 
 
 @pytest.mark.parametrize("figure", [plots.plot_mask, plots.plot_target])

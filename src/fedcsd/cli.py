@@ -22,6 +22,7 @@ from fedcsd.cli_options import (
     set_option,
     setting_options,
 )
+from fedcsd.cli_report import report, reported_if_diverged, show_report, watch
 from fedcsd.cli_reproduce import reproduce
 from fedcsd.config import TABLES, layered
 from fedcsd.errors import RunStopped, UserError, show_notes
@@ -91,7 +92,8 @@ def run(
     job = jobs.begin(values, out=target, overwrite=overwrite)
     with Training() as training:
         follow = training.follow(short(values["method"]["name"]), job.rounds)
-        finished = jobs.train(job, follow)
+        with reported_if_diverged(target):
+            finished = jobs.train(job, follow)
     show_finished(finished)
 
 
@@ -106,6 +108,8 @@ def run(
 )
 @click.option("--workers", type=int, help="worker processes; does not change the result")
 @click.option("--client-state", type=click.Choice(["memory", "disk"]), help="as for run; may change here")
+@click.option("--tensorboard/--no-tensorboard", default=None, help="as for run; may change here")
+@click.option("--mlflow", metavar="URI", help="as for run; may change here, empty for none")
 def resume(path: Path, **changes: Any) -> None:
     """Go on with a run that was cut off, to the same weights bit for bit.
 
@@ -124,7 +128,8 @@ def resume(path: Path, **changes: Any) -> None:
     else:
         with Training() as training:
             follow = training.follow(short(job.config["method"]["name"]), job.rounds)
-            finished = jobs.train(job, follow)
+            with reported_if_diverged(path):
+                finished = jobs.train(job, follow)
     show_finished(finished)
 
 
@@ -188,6 +193,7 @@ def compare(
             **values,
         )
     show_compared(out, result.rows, numbers, result.settings)
+    show_report(out)
 
 
 @cli.command()
@@ -288,6 +294,7 @@ def show_finished(finished: Any) -> None:
     picture = plot_curves({label: [finished.history]}, finished.path / "curves.png")
     say(f"run:    {finished.path}")
     say(f"curves: {picture}")
+    show_report(finished.path)
 
 
 def show_compared(path: Path, rows: Sequence[Any], seeds: Sequence[int], settings: Mapping[str, Any]) -> None:
@@ -303,7 +310,7 @@ def show_compared(path: Path, rows: Sequence[Any], seeds: Sequence[int], setting
     say(f"curves: {path / 'curves.png'}")
 
 
-for command in (reproduce, drift, tsne, plot, list_, new_method):
+for command in (report, watch, reproduce, drift, tsne, plot, list_, new_method):
     cli.add_command(command)
 
 

@@ -46,6 +46,8 @@ NOT_DEALING = (  # what beside training does not matter to who holds what
     "track_drift",
     "checkpoint_every",
     "client_state",
+    "tensorboard",
+    "mlflow",
     "participation",
     "dropout",
 )

@@ -11,15 +11,15 @@ from fedcsd.analysis.rows import About, rows, told
 from fedcsd.analysis.tables import Row, csv_text, latex, markdown
 from fedcsd.config import IRRELEVANT, TABLES, layered
 from fedcsd.errors import RunStopped, UserError
-from fedcsd.experiments import config_of, make_method, prepare
+from fedcsd.experiments import config_of, make_method, prepare, split_objects
 from fedcsd.federation import Experiment, Watch
-from fedcsd.jobs import Job, Run, attempt, begin, load_run, split_objects, take_up
+from fedcsd.jobs import Job, Run, attempt, begin, load_run, take_up
 from fedcsd.methods import Method, methods
 from fedcsd.methods._partly_local import PartlyLocal
 from fedcsd.naming import free, labelled, method_table, short
 from fedcsd.runs import RunDirectory, write_whole
 
-FILES = ("comparison.md", "comparison.csv", "comparison.tex", "comparison.json", "curves.png")
+FILES = ("comparison.md", "comparison.csv", "comparison.tex", "comparison.json", "curves.png", "report.html")
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class Cell:
         if not self.exists:
             return begin(self.values, given=self.given, out=self.path, overwrite=self.overwrite)
         assert self.path is not None
-        changes = {key: self.values.get(key) for key in ("workers", "client_state")}
+        changes = {key: self.values.get(key) for key in ("workers", "client_state", "tensorboard", "mlflow")}
         return take_up(self.path, given=self.given, changes=changes)
 
 

@@ -73,9 +73,20 @@ class Settings:
     on_divergence: Literal["stop", "skip"] = option(
         "stop", "when a client's loss is not finite: end the run, or leave that client out of the round"
     )
+    tensorboard: bool = option(False, "write TensorBoard's event files into the run directory")
+    mlflow: str = option("", "send every round to the MLflow server at this address as well")
 
 
-IRRELEVANT = ("workers", "engine", "compile", "checkpoint_every", "client_state", "data_dir")
+IRRELEVANT = (
+    "workers",
+    "engine",
+    "compile",
+    "checkpoint_every",
+    "client_state",
+    "data_dir",
+    "tensorboard",
+    "mlflow",
+)
 """Settings that do not change a result."""
 
 

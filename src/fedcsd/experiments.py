@@ -26,6 +26,22 @@ from fedcsd.naming import short
 FROM_PYTHON = "given from Python"
 
 
+def split_objects(**choices: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a notebook gives for method, data and model: names with options, and objects without a name."""
+    values: dict[str, Any] = {}
+    given: dict[str, Any] = {}
+    for key, choice in choices.items():
+        if choice is None:
+            raise UserError(f"{key} must be a name or an object, not None")
+        if isinstance(choice, (str, Path)) or (
+            isinstance(choice, Mapping) and (key != "data" or "name" in choice)
+        ):
+            values[key] = str(choice) if isinstance(choice, Path) else choice
+        else:
+            values[key], given[key] = FROM_PYTHON, choice
+    return values, given
+
+
 def prepare(
     values: Mapping[str, Any],
     *,

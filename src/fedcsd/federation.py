@@ -31,6 +31,8 @@ from fedcsd.weights import Value, Values, Weights, moved, nbytes
 Record = dict[str, Any]
 """What is known of one round, as one line of metrics.jsonl."""
 
+EACH = 100  # classes or clients up to which every round says how each of them does; beyond, the last one
+
 
 class Watch:
     """Told what happens in training, for whoever wants to show it; this one shows nothing."""
@@ -130,6 +132,16 @@ def spread(name: str, accuracies: Sequence[float]) -> Record:
     }
 
 
+def known(accuracies: Sequence[float]) -> list[float]:
+    return [a for a in accuracies if not math.isnan(a)]
+
+
+def _means(correct: NDArray[np.bool_], kinds: NDArray[np.int64], number: int) -> list[float]:
+    """The share of right answers for each kind, 0 to number − 1; NaN for a kind that none is of."""
+    right, all_ = np.bincount(kinds, correct, number), np.bincount(kinds, minlength=number)
+    return [r / n if n else math.nan for r, n in zip(right.tolist(), all_.tolist(), strict=True)]
+
+
 class Federation:
     """A federation in training: the server's memory, the clients' memories and the next round."""
 
@@ -148,11 +160,10 @@ class Federation:
             self.settings.clients,
         )
         alike = Alike(experiment.data, len(experiment.parts))
-        found = [alike.rows(k, rows) for k, rows in enumerate(experiment.parts)]
-        found = [(rows, shares) for rows, shares in found if len(rows)]
-        self.own_tests = [np.concatenate(some) for some in zip(*found, strict=True)]
+        rows, shares = zip(*(alike.rows(k, rows) for k, rows in enumerate(experiment.parts)), strict=True)
+        self.own_tests = (np.concatenate(rows), np.concatenate(shares))
         """test rows like each client's own, client after client, and what each counts for"""
-        self.own_starts = np.cumsum([0, *(len(rows) for rows, _ in found)])[:-1]
+        self.own_sizes = np.array([len(some) for some in rows])
         self.states = MemoryStates() if states is None else states
         self.ledger = Ledger(self.settings.clients)
         self.watch = watch or Watch()
@@ -242,30 +253,45 @@ class Federation:
                 if (domains == d).any()
             }
             record |= {"domain_accuracy": each, "domain_mean": sum(each.values()) / len(each)}
+        labels = data.y_test.numpy()
+        record |= self._of_each("class_accuracies", _means(test, labels, data.classes))
         if held:
-            parts = np.split(local, np.cumsum([len(h) for h in held])[:-1])
-            own = [float(part.mean()) for part in parts if len(part)]
+            sizes = np.array([len(h) for h in held])
+            own = _means(local, np.repeat(np.arange(len(held)), sizes), len(held))
         else:
             own = self._own_accuracies(test)
-        record |= spread("client_accuracy", own)
-        return record | spread("client_accuracy_personal", self._personal())
+        personal = self._personal()
+        record |= spread("client_accuracy", known(own)) | self._of_each("client_accuracies", own)
+        record |= spread("client_accuracy_personal", known(personal))
+        return record | self._of_each("client_accuracies_personal", personal)
+
+    def _of_each(self, name: str, accuracies: Sequence[float]) -> Record:
+        """Accuracies of all classes or clients, NaN where nothing could be tested."""
+        last = self.round + 1 == self.settings.rounds
+        wanted = known(accuracies) and (last or len(accuracies) <= EACH)
+        return {name: [round(a, 5) for a in accuracies]} if wanted else {}
 
     def _own_accuracies(self, correct: NDArray[np.bool_]) -> list[float]:
-        """Of the global model on each client's like of the test images."""
-        if not self.own_tests:
-            return []
+        """Of the global model on each client's like of the test images; NaN if there are none."""
         rows, shares = self.own_tests
-        accuracies: list[float] = np.add.reduceat(correct[rows] * shares, self.own_starts).tolist()
-        return accuracies
+        full = self.own_sizes > 0
+        accuracies = np.full(len(full), math.nan)
+        if full.any():
+            starts = (np.cumsum(self.own_sizes) - self.own_sizes)[full]
+            accuracies[full] = np.add.reduceat(correct[rows] * shares, starts)
+        return accuracies.tolist()
 
     def _personal(self) -> list[float]:
-        """Accuracy of each client's own model on its own data, for methods that make such models."""
+        """Accuracy of each client's own model on its own data, for methods that make such models; NaN
+        where a client has nothing to be tested on."""
         method, everyone = self.experiment.method, range(self.settings.clients)
         if type(method).personal is Method.personal:
             return []
         request = Request(self.round, "test_personal", {"weights": self.server.weights})
-        found = [reply["accuracy"] for reply in self.backend.ask(request, everyone, self.states)]
-        return [accuracy for accuracy in found if not math.isnan(accuracy)]
+        found = {
+            reply.client: reply["accuracy"] for reply in self.backend.ask(request, everyone, self.states)
+        }
+        return [float(found[client]) for client in everyone]
 
     def _asker(self, clients: Sequence[int], tally: Tally) -> Callable[..., Iterator[Reply]]:
         """The `ask` of one round."""

@@ -14,36 +14,35 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
+from fedcsd import tracking
 from fedcsd.analysis.summary import summarise
 from fedcsd.backends import Backend
 from fedcsd.backends.device import DeviceBackend
 from fedcsd.backends.local import LocalBackend, cores
 from fedcsd.config import layered
+from fedcsd.data.partition import counts_of
 from fedcsd.errors import Diverged, Divergence, RunStopped, UserError, note
-from fedcsd.experiments import FROM_PYTHON, config_of, prepare, source_of
+from fedcsd.experiments import config_of, prepare, source_of, split_objects
 from fedcsd.federation import Experiment, Federation, Record, Watch, cohort
 from fedcsd.methods import Method
 from fedcsd.methods._own import digest_of
 from fedcsd.naming import parse
 from fedcsd.runs import RunDirectory
 from fedcsd.states import States, client_states
+from fedcsd.tracking import EachRound, OnRound
 from fedcsd.training import Observer
 from fedcsd.weights import Value, Weights
 
-CHANGEABLE = ("rounds", "lr", "on_divergence", "checkpoint_every", "workers", "client_state")
-OnRound = Callable[[Record, int], object]
-"""Called after every round with its record and the number of rounds in all."""
-
-
-class EachRound(Watch):
-    """Calls a function after each round."""
-
-    def __init__(self, on_round: OnRound | None):
-        self.on_round = on_round
-
-    def round(self, record: Record, rounds: int) -> None:
-        if self.on_round:
-            self.on_round(record, rounds)
+CHANGEABLE = (
+    "rounds",
+    "lr",
+    "on_divergence",
+    "checkpoint_every",
+    "workers",
+    "client_state",
+    "tensorboard",
+    "mlflow",
+)
 
 
 @dataclass(frozen=True)
@@ -112,22 +111,6 @@ def run(
     return train(job, EachRound(on_round))
 
 
-def split_objects(**choices: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a notebook gives for method, data and model: names with options, and objects without a name."""
-    values: dict[str, Any] = {}
-    given: dict[str, Any] = {}
-    for key, choice in choices.items():
-        if choice is None:
-            raise UserError(f"{key} must be a name or an object, not None")
-        if isinstance(choice, (str, Path)) or (
-            isinstance(choice, Mapping) and (key != "data" or "name" in choice)
-        ):
-            values[key] = str(choice) if isinstance(choice, Path) else choice
-        else:
-            values[key], given[key] = FROM_PYTHON, choice
-    return values, given
-
-
 def begin(
     values: Mapping[str, Any],
     *,
@@ -138,10 +121,12 @@ def begin(
     """A new run from plain settings; `given` holds objects from Python that have no name."""
     experiment = prepare(values, **(given or {}))
     config = config_of(experiment)
+    tracking.check(config)
     if out is None:
         return Job(experiment, config, None, [], None)
     needed = 20 * experiment.weights.nbytes + (1 << 20)
-    partition = (experiment.parts, experiment.held, len(experiment.data.y_train))
+    data, parts = experiment.data, experiment.parts
+    partition = (parts, experiment.held, len(data.y_train), counts_of(data, parts))
     directory = RunDirectory.create(
         out, {**config, "facts": _facts(experiment)}, partition, needed=needed, overwrite=overwrite
     )
@@ -170,6 +155,7 @@ def take_up(
         return None
     experiment = prepare({**directory.settings, **changes}, parts=directory.partition(), **(given or {}))
     _check_same(path, experiment, directory)
+    tracking.check(config_of(experiment))
     directory.lock()
     try:
         saved = directory.latest(experiment.network.layout)
@@ -286,8 +272,15 @@ def train(job: Job, watch: Watch | None = None) -> Run:
     """The rounds that are still to do, each recorded and checkpointed."""
     directory = job.directory
     try:
-        with _sigterm_as_interrupt(), backend_for(job.experiment) as backend, _states(job) as states:
-            federation = Federation(job.experiment, backend, watch, states)
+        with (
+            _sigterm_as_interrupt(),
+            backend_for(job.experiment) as backend,
+            _states(job) as states,
+            tracking.tracked(
+                watch, job.config, directory.path if directory else None, job.history
+            ) as watches,
+        ):
+            federation = Federation(job.experiment, backend, watches, states)
             if job.saved:
                 federation.load(*job.saved)
             try:

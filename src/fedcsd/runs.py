@@ -1,7 +1,7 @@
 """A run on disk: what was asked for, what was measured, and enough to go on after any interruption.
 
 config.toml        all settings, with versions and host facts
-partition.npz      which training rows each client holds
+partition.npz      which training rows each client holds, and how many of each class
 metrics.jsonl      one JSON object a round
 checkpoints/       the last two, each complete with the files of clients/ that it names
 clients/           what methods keep of each client, if that is kept on disk
@@ -18,6 +18,7 @@ import shlex
 import shutil
 import time
 import tomllib
+import zipfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from io import BytesIO
@@ -30,7 +31,7 @@ import tomli_w
 
 from fedcsd import states
 from fedcsd.config import FACTS, Settings
-from fedcsd.data.partition import Rows, unpacked
+from fedcsd.data.partition import Counts, Rows, unpacked
 from fedcsd.errors import Busy, Divergence, UserError, no_run, note
 from fedcsd.packing import Torn, finite, header_of, pack, unpack
 from fedcsd.provenance import facts
@@ -50,9 +51,12 @@ OWN = {
     "model.safetensors",
     "lock",
     "curves.png",
+    "report.html",
+    "mlflow.json",
+    "tensorboard",
     "analysis",
 }
-FOLDERS = {"checkpoints", "analysis", states.FOLDER}
+FOLDERS = {"checkpoints", "tensorboard", "analysis", states.FOLDER}
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -74,8 +78,10 @@ def write_whole(path: Path, content: bytes) -> None:
         os.close(directory)
 
 
-def write_partition(path: Path, train: list[Rows], held: list[Rows], samples: int) -> None:
-    """The clients' rows, one client after another, and how many each has."""
+def write_partition(
+    path: Path, train: list[Rows], held: list[Rows], samples: int, counts: Counts | None = None
+) -> None:
+    """The clients' rows, one client after another, and how many each has, of each class where it is known."""
     buffer = BytesIO()
     arrays = {
         "rows": np.concatenate(train),
@@ -84,6 +90,8 @@ def write_partition(path: Path, train: list[Rows], held: list[Rows], samples: in
     }
     if held:
         arrays |= {"held_rows": np.concatenate(held), "held_sizes": np.array([len(p) for p in held])}
+    if counts is not None:
+        arrays["counts"] = counts
     np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
     write_whole(path, buffer.getvalue())
 
@@ -108,7 +116,7 @@ class RunDirectory:
         cls,
         path: Path,
         config: Mapping[str, Any],
-        partition: tuple[list[Rows], list[Rows], int],
+        partition: tuple[list[Rows], list[Rows], int, Counts],
         needed: int,
         *,
         overwrite: bool = False,
@@ -173,9 +181,10 @@ class RunDirectory:
         for _, checkpoint in self._checkpoints():
             checkpoint.unlink()
         self._sweep()
-        for picture in (self.path / "analysis").glob("*.*"):  # of a run that is no more
-            picture.unlink()
-        for folder in (self._clients, self.path / "analysis"):
+        made = [*(self.path / "analysis").glob("*.*"), *(self.path / "tensorboard").glob("events.*")]
+        for file in made:  # of a run that is no more
+            file.unlink()
+        for folder in (self._clients, self.path / "analysis", self.path / "tensorboard"):
             with suppress(OSError):  # none there, or someone's own files in it
                 folder.rmdir()
 
@@ -252,6 +261,15 @@ class RunDirectory:
                 return unpacked(file["rows"], file["sizes"]), held
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"cannot read {self.path / 'partition.npz'}: {error}") from None
+
+    def counts(self) -> Counts | None:
+        """How many training samples of each class each client has; None if that is not known."""
+        try:
+            with np.load(self.path / "partition.npz", allow_pickle=False) as file:
+                counts: Counts | None = file.get("counts")
+                return counts
+        except (OSError, ValueError, zipfile.BadZipFile):
+            return None
 
     def history(self) -> list[dict[str, Any]]:
         """The rounds measured so far. A line that was cut off is left out."""

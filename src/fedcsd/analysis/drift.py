@@ -18,12 +18,12 @@ from torch import Tensor
 
 from fedcsd.analysis.figures import COLOURS, PAGE, dress, lettered, look, printed
 from fedcsd.analysis.forgetting import Forgetting, counts
-from fedcsd.analysis.partitions import counts_of
 from fedcsd.analysis.plots import method_label
 from fedcsd.analysis.rows import told
 from fedcsd.analysis.start import cohort_of, next_round, observable, ready
 from fedcsd.backends import Backend
 from fedcsd.comparison import Choice, choices_of
+from fedcsd.data.partition import counts_of
 from fedcsd.errors import Diverged, RunStopped
 from fedcsd.exchange import Reply
 from fedcsd.experiments import FROM_PYTHON, config_of, make_method

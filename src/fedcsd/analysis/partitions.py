@@ -7,16 +7,10 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedcsd.data import Dataset
-from fedcsd.data.partition import Rows
+from fedcsd.data.partition import Rows, counts_of
 
 CIRCLES = 400  # cells up to which areas can be told apart; beyond it colours are used
 CLIENTS = 60  # rows of the printed table
-
-
-def counts_of(data: Dataset, parts: Sequence[Rows]) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """Samples of each class at each client: [clients, classes]."""
-    labels = data.y_train.numpy()
-    return np.array([np.bincount(labels[rows], minlength=data.classes) for rows in parts])
 
 
 def plot_partition(data: Dataset, parts: Sequence[Rows], path: Path) -> Path:

@@ -41,28 +41,36 @@ SHARES = ("accuracy", "domain_mean")  # in the name of what is a share
 
 def found(paths: Sequence[Path]) -> list[RunDirectory]:
     """The runs at these paths; a folder of runs, such as a comparison's, stands for all of them."""
-    runs = []
-    for path in paths:
-        inside = [] if (path / "config.toml").is_file() else sorted(path.glob("*/config.toml"))
-        runs += [RunDirectory.open(config.parent) for config in inside] or [RunDirectory.open(path)]
+    runs = [RunDirectory.open(folder) for path in paths for folder in folders(path)]
     return list({run.path.resolve(): run for run in runs}.values())
+
+
+def folders(path: Path) -> list[Path]:
+    """The folders of the runs that a path stands for; the path itself if there is none in it."""
+    inside = [] if (path / "config.toml").is_file() else sorted(path.glob("*/config.toml"))
+    return [config.parent for config in inside] or [path]
 
 
 def grouped(runs: Sequence[RunDirectory]) -> dict[str, list[History]]:
     """Histories by label; runs that differ in their seed only are together."""
-    groups: dict[str, list[RunDirectory]] = {}
-    for run in runs:
-        same = {key: value for key, value in run.settings.items() if key not in UNTOLD}
-        groups.setdefault(repr(sorted(same.items())), []).append(run)
+    groups = by_label(runs)
     if len(groups) > MOST:
         raise UserError(
             f"these runs have {len(groups)} different settings, more than {MOST} lines: name fewer"
         )
-    found: dict[str, list[History]] = {}
+    return {label: [flat(run.history()) for run in some] for label, some in groups.items()}
+
+
+def by_label(runs: Sequence[RunDirectory]) -> dict[str, list[RunDirectory]]:
+    groups: dict[str, list[RunDirectory]] = {}
+    for run in runs:
+        same = {key: value for key, value in run.settings.items() if key not in UNTOLD}
+        groups.setdefault(repr(sorted(same.items())), []).append(run)
+    labelled: dict[str, list[RunDirectory]] = {}
     labels = labels_of([some[0].settings for some in groups.values()])
     for label, some in zip(labels, groups.values(), strict=True):
-        found[free(label, found)] = [flat(run.history()) for run in some]
-    return found
+        labelled[free(label, labelled)] = some
+    return labelled
 
 
 def labels_of(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -142,7 +150,7 @@ def plot(
     with printed(width, height, stem, written) as figure:
         axes = list(figure.subplots(rows, columns, squeeze=False).flat)
         for axis, key in zip(axes, y, strict=False):
-            label, factor = NAMES.get(key, _named(key))
+            label, factor = named(key)
             for index, (name, runs) in enumerate(histories.items()):
                 some = [h for h in runs if any(key in r for r in h)]
                 if some:
@@ -155,7 +163,10 @@ def plot(
     return written
 
 
-def _named(key: str) -> tuple[str, float]:
+def named(key: str) -> tuple[str, float]:
+    """What an axis says of a measurement, and what its values are multiplied with."""
+    if key in NAMES:
+        return NAMES[key]
     share = any(part in key for part in SHARES)
     return key.replace("_", " ") + (" (%)" if share else ""), 100.0 if share else 1.0
 
@@ -165,10 +176,10 @@ def _line(
 ) -> None:
     values = [[factor * v if (v := r.get(key)) is not None else np.nan for r in h] for h in runs]
     longest = max(map(len, values))  # a run that ended before the others has a cross at its end
-    line(axis, values, name, index, longest, width=1.2, x=_times(runs, x))
+    line(axis, values, name, index, longest, width=1.2, x=times(runs, x))
 
 
-def _times(runs: Sequence[History], x: str) -> NDArray[np.float64]:
+def times(runs: Sequence[History], x: str) -> NDArray[np.float64]:
     """Where each round lies on the axis; of time and bytes the mean over the runs that got there."""
     length = max(len(h) for h in runs)
     if x == "round":
@@ -216,7 +227,7 @@ def plot_mask(histories: Mapping[str, Sequence[History]], stem: Path) -> list[Pa
 def plot_target(histories: Mapping[str, Sequence[History]], stem: Path) -> list[Path]:
     """How far FedCSD's target is from uniform, `1 − H(q) / log C` (logarithmic), and accuracy beside it."""
     measured = {
-        label: [[{**r, "distance": _from_uniform(r)} for r in h] for h in runs]
+        label: [[{**r, "distance": from_uniform(r)} for r in h] for h in runs]
         for label, runs in histories.items()
         if any("target_entropy" in r for h in runs for r in h)
     }
@@ -240,7 +251,7 @@ def plot_target(histories: Mapping[str, Sequence[History]], stem: Path) -> list[
     return written
 
 
-def _from_uniform(record: Mapping[str, Any]) -> float:
+def from_uniform(record: Mapping[str, Any]) -> float:
     """`1 − H(q) / log C`, as it is shown."""
     entropy = record.get("target_entropy")
     return float("nan") if entropy is None else max(UNIFORM, 1 - entropy)

@@ -45,13 +45,13 @@ class About:
 
 
 def rows(runs: Mapping[str, Sequence[Run]], about: About | None = None) -> list[Row]:
-    first = [100 * run.accuracy for run in next(iter(runs.values()))]
+    first = {run.settings["seed"]: 100 * run.accuracy for run in next(iter(runs.values()))}
     everything = [run for some in runs.values() for run in some]
     own = any(PERSONAL in run.summary or run.settings["holdout"] > 0 for run in everything)
     return [_row(label, some, first, own, about or About()) for label, some in runs.items()]
 
 
-def _row(label: str, runs: Sequence[Run], first: Sequence[float], own: bool, about: About) -> Row:
+def _row(label: str, runs: Sequence[Run], first: Mapping[int, float], own: bool, about: About) -> Row:
     """Costs are of finished runs only: one that diverged early sent less and took less time."""
     accuracies = [100 * run.accuracy for run in runs]
     finished = [run.summary for run in runs if not run.diverged]
@@ -72,7 +72,7 @@ def _row(label: str, runs: Sequence[Run], first: Sequence[float], own: bool, abo
     return Row(
         label,
         accuracies,
-        [a - b for a, b in zip(accuracies, first, strict=True)],
+        [a - first.get(run.settings["seed"], math.nan) for a, run in zip(accuracies, runs, strict=True)],
         mean(drifts) if drifts else None,
         over_runs(lambda summary: (summary["bytes_up"] + summary["bytes_down"]) / 1e6),
         over_runs(lambda summary: 100 * summary["best_accuracy"]),

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from fedcsd import seeds
 from fedcsd.analysis.figures import COLOURS, COLUMN, PAGE, lettered, printed
-from fedcsd.analysis.partitions import counts_of
 from fedcsd.analysis.start import cohort_of, next_round, observable, ready
+from fedcsd.data.partition import counts_of
 from fedcsd.errors import UserError
 from fedcsd.exchange import Reply
 from fedcsd.experiments import make_method

@@ -1,7 +1,7 @@
 """Who holds what: the training samples dealt to clients. Each function is one way, named in `partitions`."""
 
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,18 @@ import numpy.typing as npt
 
 from fedcsd import seeds
 from fedcsd.config import Settings, call_with
-from fedcsd.data.dataset import Groups
+from fedcsd.data.dataset import Dataset, Groups
 from fedcsd.errors import UserError, unknown
 
 Rows = npt.NDArray[np.int64]
+Counts = np.ndarray[tuple[int, int], np.dtype[np.int64]]
+"""Samples of each class at each client: [clients, classes]."""
 TRIES = 1000
+
+
+def counts_of(data: Dataset, parts: Sequence[Rows]) -> Counts:
+    labels = data.y_train.cpu().numpy()
+    return np.array([np.bincount(labels[rows], minlength=data.classes) for rows in parts])
 
 
 @dataclass(frozen=True)
