@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -72,12 +73,30 @@ def fenced(language: str, inside: list[str], line: int) -> Iterator[Block]:
 
 def inline(page: str) -> list[str]:
     """Commands within sentences and tables, where nothing is left out."""
-    found = re.findall(r"`((?:\w+=\S+ )*(?:fedcsd|make|python) [^`\n]+)`", re.sub(r"```.*?```", "", page, flags=re.S))
+    found = re.findall(
+        r"`((?:\w+=\S+ )*(?:fedcsd|make|python) [^`\n]+)`", re.sub(r"```.*?```", "", page, flags=re.S)
+    )
     return [command for command in found if not re.search("…|[A-Z]{3,}(?![=_A-Z])", command)]  # fmt: skip
+
+
+def preload() -> None:
+    """What takes long to import is imported once, before the commands are forked off."""
+    for name in ("matplotlib.pyplot", "sklearn.datasets", "sklearn.manifold", "pyarrow.parquet"):
+        import_module(name)
+    for name in (
+        "comparison",
+        "console",
+        "analysis.curves",
+        "analysis.drift",
+        "analysis.tsne",
+        "analysis.plots",
+    ):
+        import_module(f"fedcsd.{name}")
 
 
 def follow(page: Path, folder: Path) -> None:
     """Does all that a page says, in an empty folder that is the current one; raises where something fails."""
+    preload()
     for name in GIVEN:
         (folder / name).symlink_to(ROOT / name)
     found = list(blocks(page.read_text(encoding="utf-8")))
@@ -139,7 +158,9 @@ def requests(fd: int) -> Iterator[tuple[list[str], dict[str, str]]]:
             yield values[len(CARRIED) :], {key: value for key, value in environment.items() if value}
 
 
-def carry_out(command: list[str], environment: dict[str, str], folder: Path, how: str = "") -> tuple[int, str]:
+def carry_out(
+    command: list[str], environment: dict[str, str], folder: Path, how: str = ""
+) -> tuple[int, str]:
     """One command by the rules, in a process of its own: its exit status, and what it was and said.
 
     `how` is for less than the rules say."""

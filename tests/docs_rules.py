@@ -41,6 +41,7 @@ HERE = "|".join(name for name in PUBLISHED.split("|") if DATA and (Path(DATA) / 
 
 RULES = (
     Rule("^fedcsd (run|compare) ", "that it works shows in two short rounds", add=SHORT, unless="--help"),
+    Rule("^fedcsd compare ", "one seed does what three do", add="--seeds 0"),
     Rule("--methods all", "22 methods: one round each", add="--set rounds=1 --set train_size=300"),
     Rule("^fedcsd run$", "that it works shows in two short rounds", add=SHORT),
     Rule("^fedcsd resume .*--rounds", "one round more is longer, too", add="--rounds 3"),
@@ -48,7 +49,7 @@ RULES = (
     Rule("^fedcsd tsne ", "few points, one local epoch", add="--epochs 1 --samples 60"),
     Rule("--data-dir", "where the data is here", swap={"/data": DATA or "/data"}),
     Rule("--device cuda", "there may be no GPU", swap={"cuda": "cpu", "bf16": "fp32", "--compile": "--no-compile"}),
-    Rule(rf"^fedcsd .*--data ({PUBLISHED})\b", "few images do", add="--set train_size=2000 --set min_samples=1", unless="office|femnist|reproduce"),
+    Rule(rf"^fedcsd .*--data ({PUBLISHED})\b", "few images do", add="--set train_size=2000 --set min_samples=1", unless="office|femnist"),
     Rule(rf"^fedcsd .*--data ({PUBLISHED})\b", "not in FEDCSD_DATA here", how="parse", unless=rf"--data ({HERE or 'none'})( |$)"),
     Rule(r"--data hub:", "nothing is fetched", how="parse"),
     Rule("--model resnet(18|50)|office_caltech_10", "minutes a round on a CPU", how="check"),

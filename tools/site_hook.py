@@ -37,6 +37,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Links that leave docs/, or lead to the notebook, lead to the pages made of those files."""
     here = page.file.src_uri
+    if page.parent is None:
+        page.meta.setdefault("hide", ["navigation"])  # a tab of one page: there is nothing beside it
 
     def link(match: re.Match[str]) -> str:
         if match[1].endswith(".ipynb"):
