@@ -58,6 +58,7 @@ RULES = (
     Rule("^python benchmarks/target.py", "one seed, one round", add="--rounds 1 --train-size 300 --seeds 0 --mus 0.01"),
     Rule("^python benchmarks/target.py .*--data mnist", "not in FEDCSD_DATA here", how="run" if "mnist" in HERE.split("|") else "parse"),
     Rule("^python benchmarks/", "measures for minutes", how="parse", unless="target.py|method_pages.py"),
+    Rule("^python tools/", "test_site.py runs it, without keeping what it gives", how="leave"),
     Rule("--method pulled", "a package that the page has made up", how="leave"),
     Rule("^make ", "the demo's commands are run; the others are what .ci/run does", how="recipe"),
     Rule("^(pip|git|source|cd) ", "nothing is installed or fetched, and all happens in one folder", how="leave"),
