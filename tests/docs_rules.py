@@ -48,6 +48,7 @@ RULES = (
     Rule("^fedcsd drift ", "one local epoch on few images", add="--epochs 1 --images 100"),
     Rule("^fedcsd tsne ", "few points, one local epoch", add="--epochs 1 --samples 60"),
     Rule("--data-dir", "where the data is here", swap={"/data": DATA or "/data"}),
+    Rule("--data-dir", "not in FEDCSD_DATA here", how="run" if DATA else "parse"),
     Rule("--device cuda", "there may be no GPU", swap={"cuda": "cpu", "bf16": "fp32", "--compile": "--no-compile"}),
     Rule(rf"^fedcsd .*--data ({PUBLISHED})\b", "few images do", add="--set train_size=2000 --set min_samples=1", unless="office|femnist"),
     Rule(rf"^fedcsd .*--data ({PUBLISHED})\b", "not in FEDCSD_DATA here", how="parse", unless=rf"--data ({HERE or 'none'})( |$)"),
