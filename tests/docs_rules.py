@@ -55,6 +55,7 @@ RULES = (
     Rule(r"--data hub:", "nothing is fetched", how="parse"),
     Rule("--model resnet(18|50)|office_caltech_10", "minutes a round on a CPU", how="check"),
     Rule("^fedcsd reproduce .", "hours of training: the plan is made", add="--dry-run", unless="smoke|--no-train|--dry-run"),
+    Rule("^fedcsd reproduce .", "not in FEDCSD_DATA here", how="run" if DATA else "parse", unless="smoke"),
     Rule("^fedcsd reproduce .*smoke", "one run of 48", add="--only method=fedavg,data=femnist,beta=0.05 --set rounds=1"),
     Rule("^python benchmarks/target.py", "one seed, one round", add="--rounds 1 --train-size 300 --seeds 0 --mus 0.01"),
     Rule("^python benchmarks/target.py .*--data mnist", "not in FEDCSD_DATA here", how="run" if "mnist" in HERE.split("|") else "parse"),
