@@ -132,14 +132,15 @@ def compare(
 ) -> Comparison:
     """Run every method with every seed on the same settings.
 
-    methods   names as in `--methods`, or methods by label: {"mine": MyMethod(), "fedavg": "fedavg"}
-    out       with a folder, finished runs found there are taken as they are and unfinished ones are
-              resumed, so that calling again goes on where it was cut off
-    on_start  called with (label, seed, rounds, runs that come after it), gives what watches that run
+    A run that diverges is a result: it is recorded, not trained again, and the comparison goes on.
+    `resume` on its folder with another lr or on_divergence mends it, and the next call takes it then.
+    What is not said here is as for `fedcsd.run`.
 
-    The rest is as for `fedcsd.run`. A run that diverges is a result: it is recorded, not trained again,
-    and the comparison goes on. `resume` on its folder with another lr or on_divergence mends it, and
-    the next call takes it then.
+    Args:
+        methods: names as in `--methods`, or methods by label: `{"mine": MyMethod(), "fedavg": "fedavg"}`
+        out: with a folder, finished runs found there are taken as they are and unfinished ones are
+            resumed, so that calling again goes on where it was cut off
+        on_start: called with (label, seed, rounds, runs that come after it), gives what watches that run
     """
     if not seeds or len(set(seeds)) != len(seeds):
         raise UserError("--seeds needs different whole numbers, such as 0,1,2")

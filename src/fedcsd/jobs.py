@@ -96,14 +96,18 @@ def run(
 ) -> Run:
     """Train a federation and return the finished run.
 
-    method    a name (`"fedcsd:m1:mu=0.01"`, `"my_method.py:MyMethod"`), or an object such as `fedcsd.FedCSD(mu=0.01)`
-    data      a name, a path, arrays (x_train, y_train, x_test, y_test), or two torch data sets
-    model     a name, or a function or class that makes an `nn.Module` ending in a Linear layer;
-              it is called with the image shape and the number of classes if it takes arguments
-    out       the run directory; without one nothing stays on disk
-    settings  everything else by name, as in `fedcsd run --help`: clients, beta, rounds, lr, …
-
     A choice with options is a dict: `data={"name": "femnist", "classes": 62}`.
+
+    Args:
+        method: a name (`"fedcsd:m1:mu=0.01"`, `"my_method.py:MyMethod"`), or an object such as
+            `fedcsd.FedCSD(mu=0.01)`
+        data: a name, a path, arrays (x_train, y_train, x_test, y_test), or two torch data sets
+        model: a name, or a function or class that makes an `nn.Module` ending in a Linear layer;
+            it is called with the image shape and the number of classes if it takes arguments
+        out: the run directory; without one nothing stays on disk
+        overwrite: replace what is at `out`
+        on_round: called after every round with its record and the number of rounds in all
+        **settings: everything else by name, as in `fedcsd run --help`: clients, beta, rounds, lr, …
     """
     values, given = split_objects(method=method, data=data, model=model)
     folder = Path(out).expanduser() if out is not None else None
