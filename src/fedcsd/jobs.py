@@ -2,10 +2,8 @@
 
 import math
 import shlex
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,19 +13,15 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from fedcsd.analysis.summary import summarise
-from fedcsd.backends import Backend
-from fedcsd.backends.device import DeviceBackend
-from fedcsd.backends.local import LocalBackend, cores
 from fedcsd.config import layered
 from fedcsd.errors import Diverged, Divergence, RunStopped, UserError, note
 from fedcsd.experiments import FROM_PYTHON, config_of, prepare, source_of
-from fedcsd.federation import Experiment, Federation, Record, Watch, cohort
+from fedcsd.federation import Experiment, Federation, Record, Watch
 from fedcsd.methods import Method
 from fedcsd.methods._own import digest_of
 from fedcsd.naming import parse
+from fedcsd.places import Place, here, sigterm_as_interrupt
 from fedcsd.runs import RunDirectory
-from fedcsd.states import States, client_states
-from fedcsd.training import Observer
 from fedcsd.weights import Value, Weights
 
 CHANGEABLE = ("rounds", "lr", "on_divergence", "checkpoint_every", "workers", "client_state")
@@ -134,28 +128,39 @@ def begin(
     given: Mapping[str, Any] | None = None,
     out: Path | None = None,
     overwrite: bool = False,
+    deploy: Mapping[str, Any] | None = None,
 ) -> Job:
-    """A new run from plain settings; `given` holds objects from Python that have no name."""
+    """A new run from plain settings; `given` holds objects from Python that have no name, `deploy` what
+    there is to know of a run over Flower."""
     experiment = prepare(values, **(given or {}))
     config = config_of(experiment)
     if out is None:
         return Job(experiment, config, None, [], None)
     needed = 20 * experiment.weights.nbytes + (1 << 20)
     partition = (experiment.parts, experiment.held, len(experiment.data.y_train))
-    directory = RunDirectory.create(
-        out, {**config, "facts": _facts(experiment)}, partition, needed=needed, overwrite=overwrite
-    )
+    described = {**config, **({"deploy": dict(deploy)} if deploy else {}), "facts": _facts(experiment)}
+    directory = RunDirectory.create(out, described, partition, needed=needed, overwrite=overwrite)
     return Job(experiment, config, directory, [], None)
 
 
 def take_up(
-    path: Path, *, given: Mapping[str, Any] | None = None, changes: Mapping[str, Any] | None = None
+    path: Path,
+    *,
+    given: Mapping[str, Any] | None = None,
+    changes: Mapping[str, Any] | None = None,
+    deployed: bool = False,
 ) -> Job | None:
     """A run as it was left, from its newest complete checkpoint; None if it is finished.
 
     `changes` are settings that may differ from here on (CHANGEABLE); the config keeps note of them.
     """
     directory = RunDirectory.open(path)
+    if ("deploy" in directory.config) != deployed and directory.summary is None:
+        raise UserError(
+            f"{path} is trained on this machine alone: go on with fedcsd resume {shlex.quote(str(path))}"
+            if deployed
+            else f"{path} is trained over Flower, where its clients' states lie: see docs/deploy.md for how to go on"
+        )
     changes = {key: value for key, value in (changes or {}).items() if value is not None}
     for key in changes:
         if key not in CHANGEABLE:
@@ -282,11 +287,12 @@ def _tell_if_old(directory: RunDirectory) -> None:
         note(f"{directory.path} was trained before {file} changed: remove that folder to train it again")
 
 
-def train(job: Job, watch: Watch | None = None) -> Run:
+def train(job: Job, watch: Watch | None = None, place: Place = here) -> Run:
     """The rounds that are still to do, each recorded and checkpointed."""
     directory = job.directory
     try:
-        with _sigterm_as_interrupt(), backend_for(job.experiment) as backend, _states(job) as states:
+        at = place(job.experiment, directory.path if directory else None)
+        with sigterm_as_interrupt(), at as (backend, states):
             federation = Federation(job.experiment, backend, watch, states)
             if job.saved:
                 federation.load(*job.saved)
@@ -360,41 +366,3 @@ def _finish(job: Job, weights: Weights) -> Run:
     directory.finish(summary, save(state))
     mended = tuple(directory.mended)
     return Run(job.config, job.history, summary, state, directory.path, mended=mended)
-
-
-@contextmanager
-def backend_for(experiment: Experiment, observer: Observer | None = None) -> Iterator[Backend]:
-    settings, site = experiment.settings, experiment.site(observer)
-    if settings.device == "cpu":
-        workers = min(settings.workers or cores(), len(cohort(settings, 0)))
-        backend: Backend = LocalBackend(site, experiment.network.layout, workers)
-    else:
-        backend = DeviceBackend(site, settings.engine, settings.workers)
-    try:
-        yield backend
-    finally:
-        backend.close()
-
-
-def _states(job: Job) -> AbstractContextManager[States]:
-    experiment = job.experiment
-    return client_states(
-        experiment.settings, experiment.network.layout, job.directory.path if job.directory else None
-    )
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM, a scheduler's way of asking, ends a run like Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
