@@ -159,7 +159,7 @@ def take_up(
         raise UserError(
             f"{path} is trained on this machine alone: go on with fedcsd resume {shlex.quote(str(path))}"
             if deployed
-            else f"{path} is trained over Flower, where its clients' states lie: see docs/deploy.md for how to go on"
+            else f"{path} is trained over Flower: go on with {_again(directory)}"
         )
     changes = {key: value for key, value in (changes or {}).items() if value is not None}
     for key in changes:
@@ -352,8 +352,13 @@ def _with_saved(error: BaseException, directory: RunDirectory | None) -> str:
     rounds = directory.rounds_saved
     saved = f"rounds 1 to {rounds} are saved" if rounds else "no round was finished"
     change = " --lr …" if isinstance(error, Diverged) else ""
-    again = f"go on with: fedcsd resume {shlex.quote(str(directory.path))}{change}"
-    return "; ".join(filter(None, (message, saved, again)))
+    return "; ".join(filter(None, (message, saved, f"go on with: {_again(directory)}{change}")))
+
+
+def _again(directory: RunDirectory) -> str:
+    """The command that takes up a run."""
+    deploy = directory.config.get("deploy", {})
+    return str(deploy.get("again") or f"fedcsd resume {shlex.quote(str(directory.path))}")
 
 
 def _finish(job: Job, weights: Weights) -> Run:

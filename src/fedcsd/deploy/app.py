@@ -30,7 +30,18 @@ from fedcsd.deploy.client import app
 
 __all__ = ["app"]
 '''
-KEYS = ("out", "status", "resume", "overwrite", "mode", "set", "data_options", "join_timeout")
+KEYS = (
+    "out",
+    "experiment",
+    "again",
+    "status",
+    "resume",
+    "overwrite",
+    "mode",
+    "set",
+    "data_options",
+    "join_timeout",
+)
 DEFAULTS: dict[str, Any] = dict.fromkeys(KEYS, "") | {
     "resume": False,
     "overwrite": False,

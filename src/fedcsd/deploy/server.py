@@ -15,7 +15,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedcsd import jobs
 from fedcsd.backends.flower import POLL, FlowerBackend
-from fedcsd.config import TABLES, Settings, layered, parse_assignments, plain
+from fedcsd.config import TABLES, Settings, layered, parse_assignments
 from fedcsd.deploy import sites
 from fedcsd.deploy.checks import shown
 from fedcsd.deploy.messages import Malformed
@@ -93,7 +93,8 @@ class Session:
 
     @property
     def facts(self) -> dict[str, Any]:
-        return {**asdict(self.deployment), "mode": self.mode, "run": self.run}
+        again = str(self.config.get("again", "flwr run APP --run-config 'resume=true'"))
+        return {**asdict(self.deployment), "mode": self.mode, "run": self.run, "again": again}
 
 
 def serve(grid: Grid, config: Mapping[str, Any]) -> jobs.Run:
@@ -153,12 +154,13 @@ def wait_for(roster: Roster, clients: int, timeout: float) -> None:
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of training in the app's run config; `set` holds what has no key of its own there."""
+    """The settings of training in the app's run config: `experiment` holds any as JSON, keys of their own go
+    over it, and `set` over those."""
     known = {f.name for f in fields(Settings)} | TABLES.keys()
     values = {key: value for key, value in config.items() if key in known}
     # One client in trouble must not end everybody's run, unless that is asked for.
-    values = {"on_divergence": "skip", **values}
-    return layered(TABLES, values, parse_assignments(str(config.get("set", "")).split(), "set"))
+    whole = {"on_divergence": "skip"} | json.loads(str(config.get("experiment", "{}")))
+    return layered(TABLES, whole, values, parse_assignments(str(config.get("set", "")).split(), "set"))
 
 
-__all__ = ["app", "plain", "serve"]
+__all__ = ["app", "serve"]
