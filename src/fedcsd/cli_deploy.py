@@ -207,3 +207,136 @@ def carried_out(plan: Mapping[str, Any], port: int, watch: Any) -> Any:
                 out.rmdir()
     tidy(folder)
     return jobs.load_run(out)
+
+
+@deploy.command()
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@click.option(
+    "--server", required=True, metavar="HOST[:PORT]", help="name under which the sites reach the server"
+)
+@click.option(
+    "--sites", type=click.IntRange(1), default=2, help="sites that take part  [dim](default: 2)[/dim]"
+)
+@click.option("--method", default="fedcsd", help="as for `fedcsd run`  [dim](default: fedcsd)[/dim]")
+@click.option("--model", default="auto", help="as for `fedcsd run`  [dim](default: auto)[/dim]")
+@click.option(
+    "--rounds", type=click.IntRange(1), default=30, help="communication rounds  [dim](default: 30)[/dim]"
+)
+@click.option(
+    "--classes",
+    default="",
+    metavar="A,B,…",
+    help="names of all classes in order for image folders, or their number for other data; sites may lack some",
+)
+@click.option("--size", type=click.IntRange(0), default=0, help="scale all images to this size")
+@deployment_options
+def init(
+    folder: Path,
+    server: str,
+    sites: int,
+    method: str,
+    model: str,
+    rounds: int,
+    classes: str,
+    size: int,
+    **options: Any,
+) -> None:
+    """Write a Flower app for a federation across sites, with instructions for everybody.
+
+    Flower's own commands run it: flower-superlink at the server, flower-supernode at each site, flwr run.
+
+    \b
+      fedcsd deploy init my-federation --server federation.example.org --sites 3 --classes cat,dog
+    """
+    from fedcsd.deploy.init import write_folder
+
+    host, _, port = server.partition(":")
+    if not host or (port and not port.isdigit()):
+        raise UserError(
+            f"--server takes a name, or a name and a port: federation.example.org:9092, not {server!r}"
+        )
+    chosen = layered(TABLES, {"method": method, "model": model})
+    given = asdict(deployment_of({key: value for key, value in options.items() if value is not None}))
+    named = {key: table["name"] for key, table in chosen.items() if key in ("method", "model")}
+    more = {f"method.{key}": value for key, value in chosen["method"].items() if key != "name"}
+    config = {**named, "rounds": rounds, "lr": 0.01, "epochs": 5, "batch_size": 64, "seed": 0, **given}
+    config["set"] = " ".join(f"{key}={json.dumps(value)}" for key, value in more.items())
+    data_options = [f"classes={classes.replace(' ', '')}"] if classes else []
+    data_options += [f"size={size}"] if size else []
+    write_folder(folder.expanduser(), host, int(port or 9092), sites, config, " ".join(data_options))
+    print(f"written: {folder}")
+    print(f"for whoever runs the server:  {folder / 'README.md'}")
+    print(f"for the people at the sites:  {folder / 'JOIN.md'}")
+
+
+@deploy.command()
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@click.option(
+    "--host",
+    "hosts",
+    multiple=True,
+    required=True,
+    metavar="NAME",
+    help="name or address of the server; may be repeated",
+)
+def certificates(folder: Path, hosts: tuple[str, ...]) -> None:
+    """Make the certificates by which sites know the server.
+
+    \b
+      fedcsd deploy certificates certificates --host federation.example.org
+    """
+    check_flower()
+    from fedcsd.deploy.keys import make_certificates
+
+    folder = folder.expanduser()
+    if any((folder / name).exists() for name in ("ca.crt", "server.key")):
+        raise UserError(f"{folder} has certificates already: sites rely on them; choose another folder")
+    # The SuperLink itself is spoken to as 127.0.0.1 by what runs beside it.
+    make_certificates(folder, [*dict.fromkeys([*hosts, "127.0.0.1", "localhost"])])
+    print(f"for every site:       {folder / 'ca.crt'}")
+    print(f"for the server only:  {folder / 'server.crt'}, {folder / 'server.key'}")
+
+
+@deploy.command()
+@click.argument("path", type=click.Path(path_type=Path), metavar="FILE")
+def key(path: Path) -> None:
+    """Make a site's key: FILE stays at the site, FILE.pub goes to the server.
+
+    \b
+      fedcsd deploy key site.key
+    """
+    check_flower()
+    from fedcsd.deploy.keys import make_node_key
+
+    try:
+        public = make_node_key(path.expanduser())
+    except FileExistsError:
+        raise UserError(f"{path} exists already: the server may know it; choose another name") from None
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+    print(f"keep:                     {path}")
+    print(f"send to the coordinator:  {public}")
+
+
+@deploy.command()
+@click.argument("data", metavar="DATA")
+@click.option(
+    "--options",
+    default="",
+    metavar="'KEY=VALUE …'",
+    help="options of the data, as in the node config's data-options",
+)
+def check(data: str, options: str) -> None:
+    """Read a site's data and show what the server would be told of it; nothing is sent.
+
+    \b
+      fedcsd deploy check /path/to/data --options 'size=64'
+    """
+    from fedcsd.console import show_table
+    from fedcsd.deploy.messages import Parcel
+    from fedcsd.deploy.node import Node
+
+    node = Node({"site": "here", "data": data, "data-options": options}, Path())
+    about = node.join(Parcel({"mode": "sites", "config": {}})).header
+    rows = [[name, str(value)] for name, value in about.items() if name != "name"]
+    show_table(["", "what the server is told"], rows, left=2)

@@ -61,9 +61,10 @@ REFUSED = {(1, "train", 2), (2, "prototypes", 2), (3, "train", 2), (4, "train", 
 LATE = {(5, "prototypes", 2)}
 
 
-def wait_for(out: Path, rounds: int, seconds: float = 150) -> None:
+def wait_for(federation: Federation, out: Path, rounds: int, seconds: float = 150) -> None:
     until = time.monotonic() + seconds
     while len(RunDirectory(out).history()) < rounds:
+        federation.tend()
         assert time.monotonic() < until, f"no round {rounds}"
         time.sleep(0.1)
 
@@ -99,11 +100,10 @@ def test_trouble_ends_with_the_right_weights(tmp_path: Path) -> None:
         said = stranger(federation, "plain", "--insecure")
         assert "SuperNode ID" not in said
 
-        wait_for(out, 1)
+        wait_for(federation, out, 1)
         federation.processes.end("node-1", signal.SIGKILL)
-        federation.start_node(1)
 
-        wait_for(out, 3)
+        wait_for(federation, out, 3)
         os.kill(read_status(status)["pid"], signal.SIGKILL)
         federation.processes.end("superlink", signal.SIGKILL)
         federation.start_superlink()

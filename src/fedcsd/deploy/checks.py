@@ -142,7 +142,7 @@ def _notes(notes: Any, known: set[str]) -> Notes:
     """Measurements that the method makes, each a sum and a count; others are left out."""
     found: Notes = {}
     for name, pair in notes.items() if isinstance(notes, dict) else ():
-        if name in known and isinstance(pair, list) and len(pair) == 2:
+        if name in known and isinstance(pair, (list, tuple)) and len(pair) == 2:
             total, count = (float(_number(number, f"measurement {name}")) for number in pair)
             if count < 0 or not math.isfinite(total):
                 raise Malformed(f"measurement {name} is not within reason")

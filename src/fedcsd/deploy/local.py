@@ -21,6 +21,7 @@ from fedcsd.runs import RunDirectory
 
 FOLDER = ".deploy"  # in the run directory, until the run is finished
 POLL = 0.2
+PAUSE, RESTARTS = 10.0, 30  # seconds between starts of a node that ended, and how often it is started again
 
 
 class Federation:
@@ -35,6 +36,7 @@ class Federation:
         self.address = f"127.0.0.1:{port or self.ports[-1]}"
         self.certificates = folder / "certificates"
         self.runs = 0
+        self.started: dict[int, list[float]] = {}
 
     def __enter__(self) -> "Federation":
         return self
@@ -89,7 +91,23 @@ class Federation:
         command += ["--root-certificates", str(self.certificates / "ca.crt")]
         command += ["--auth-supernode-private-key", str(self.key(number))]
         command += ["--host", "127.0.0.1", "--port", str(self.ports[number])]
+        self.started.setdefault(number, []).append(time.monotonic())
         self.processes.start(f"node-{number}", command, more)
+
+    def tend(self) -> None:
+        """Start a node again that has ended, as a service manager does. Flower takes a minute to see that a
+        node was killed, and sends it away until then."""
+        for number in range(self.nodes):
+            name = f"node-{number}"
+            process, starts = self.processes.running.get(name), self.started[number]
+            if (process and process.poll() is None) or time.monotonic() - starts[-1] < PAUSE:
+                continue
+            if len(starts) > RESTARTS:
+                raise RunStopped(f"{name} does not stay up: {self.processes.last_words(name)}")
+            if process:
+                self.processes.end(name)
+            self.start_node(number)
+        self.processes.check("superlink")
 
     def run(self, config: Mapping[str, Any], *, client: str | None = None) -> Path:
         """Start the app; gives the file in which it says how it does."""
@@ -117,7 +135,7 @@ class Federation:
                 raise RunStopped(
                     f"the server's part ended by itself: {self.processes.last_words('superlink')}"
                 )
-            self.processes.check()
+            self.tend()
             time.sleep(POLL)
 
 

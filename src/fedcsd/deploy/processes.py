@@ -115,11 +115,10 @@ class Processes:
             said = (done.stderr.strip() or done.stdout.strip()).splitlines()
             raise RunStopped(f"{command[0]} {command[1]} failed: {said[-1] if said else done.returncode}")
 
-    def check(self) -> None:
-        """Stop if one of them has ended, which none should do by itself."""
-        for name, process in self.running.items():
-            if process.poll() is not None:
-                raise RunStopped(f"{name} ended by itself: {self.last_words(name)}")
+    def check(self, name: str) -> None:
+        """Stop if one of them has ended, which it should not do by itself."""
+        if self.running[name].poll() is not None:
+            raise RunStopped(f"{name} ended by itself: {self.last_words(name)}")
 
     def last_words(self, name: str) -> str:
         path = self.logs / f"{name}.log"
@@ -130,7 +129,8 @@ class Processes:
         """Stop one of them and all that it started."""
         process = self.running.pop(name)
         home = f"FLWR_HOME={self.folder / name}".encode()
-        process.send_signal(how)
+        with suppress(ProcessLookupError):
+            process.send_signal(how)
         if how is signal.SIGKILL:
             self._kill(home)
         with suppress(subprocess.TimeoutExpired):
@@ -177,7 +177,7 @@ def wait_for_server(address: str, certificate: Path, processes: Processes, secon
     context = ssl.create_default_context(cafile=str(certificate))
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        processes.check()
+        processes.check("superlink")
         with (
             suppress(OSError),
             urllib.request.urlopen(f"https://{address}/health", timeout=2, context=context),
