@@ -13,7 +13,7 @@ from fedcsd.federation import Watch
 from fedcsd.runs import RunDirectory
 
 METHODS = ("fedavg", "fedcsd", "moon", "scaffold")
-NODES = 3
+NODES = 2
 
 
 def like_mnist(path: Path) -> str:
@@ -36,12 +36,14 @@ def test_deployed_weights_are_the_simulators(tmp_path: Path) -> None:
     with Federation(tmp_path / "deploy", NODES) as federation:
         federation.start()
         for kind, data in (("digits", {}), ("mnist", mnist)):
+            wave = {}
             for method in METHODS:
                 out = tmp_path / f"{method}-{kind}"
                 values = settings(method=method, clients=NODES, out=str(out), beta=0.5, **data)
-                runs[out] = federation.run(values)
-        for out, status in runs.items():
-            federation.follow(out, status, Watch(), 2)
+                wave[out] = federation.run(values)
+            for out, status in wave.items():
+                federation.follow(out, status, Watch(), 2)
+            runs |= wave
         mark = f"{MARK}={federation.processes.mark}".encode()
         assert marked(mark)
     assert not marked(mark), "something that was started is still there"

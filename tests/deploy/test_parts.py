@@ -144,7 +144,7 @@ def test_wrong_replies_are_refused_with_the_reason(checks: tuple[Checks, Request
         (spoiled(right, weights=weights * np.float32(1e9)), "from the global ones"),
         (spoiled(right, change=change + np.float32(1e12)), "change has norm"),
         (spoiled(right, change=np.full_like(change, np.inf)), "change has values"),
-        (spoiled(right, more=change), "more arrays"),
+        (spoiled(right, more=change), "more than it should: v.more"),
         (spoiled(right, samples=samples + 1), "samples"),
         (spoiled(right, samples=True), "samples"),
         (spoiled(right, samples=-5), "samples"),

@@ -24,7 +24,7 @@ from fedcsd.exchange import Reply, Request
 from fedcsd.federation import Experiment, spread
 from fedcsd.weights import Values, Weights
 
-POLL = 0.2  # seconds between looks for replies
+POLL, LONGEST = 0.1, 1.0  # seconds between looks for replies, at first and after a while
 TRIES = 3  # how often a client is asked again when its node could not answer
 
 Read = Callable[[int, Parcel], Any]
@@ -163,7 +163,7 @@ class Exchange:
         self.tries = Counter[int]()
         self.usable = 0
         self.open = set(clients)
-        self.busy = 0.0  # seconds of the node that was busy longest
+        self.busy, self.pause = 0.0, POLL  # seconds of the node that was busy longest, and to the next look
         timeout = backend.deployment.round_timeout
         self.deadline = time.monotonic() + timeout if timeout else float("inf")
 
@@ -186,8 +186,11 @@ class Exchange:
         for arrival in backend.post.collect(backend.overdue):
             del backend.overdue[arrival.message]
             backend.tally["late"] += not arrival.gone
-        if len(self.open) == before and self.open:
-            time.sleep(POLL)
+        if len(self.open) < before:
+            self.pause = POLL
+        elif self.open:
+            time.sleep(self.pause)
+            self.pause = min(LONGEST, 1.2 * self.pause)
 
     def _send(self, client: int, everything: bool = False) -> None:
         node = self.backend.roster.node(client)

@@ -89,8 +89,8 @@ class Checks:
             if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
                 raise Malformed(f"{name} has values that are not finite")
             values[name] = Weights(self.layout, tensor) if kind[2] else tensor
-        if len(parcel.arrays) > len(kinds):
-            raise Malformed("it holds more arrays than it should")
+        if strange := set(parcel.arrays) - {str(entry.get("tensor")) for entry in entries.values()}:
+            raise Malformed(f"it holds more than it should: {shown(min(strange))}")
         return values
 
     def _check_size(self, name: str, value: Any, sent: Values) -> None:

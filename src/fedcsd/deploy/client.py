@@ -23,15 +23,18 @@ def home() -> Path:
 
 def answer(message: Message, context: Context) -> Message:
     parcel = parcel_of(message.content)
-    if parcel.header["simulated"]:
-        reply = _node(context).answer(parcel)
-    else:
-        from fedcsd.deploy.keeper import ask_keeper
+    alone = bool(parcel.header.get("alone")) and message.metadata.message_type == "train"
+    return Message(content_of(ask_node(parcel, context), alone=alone), reply_to=message)
 
-        # The parent is Flower's own process for starting these; the keeper lives as long as it does.
-        reply = ask_keeper(parcel, context.node_config, home(), os.getppid())
-    alone = bool(parcel.header.get("alone"))
-    return Message(content_of(reply, alone=alone), reply_to=message)
+
+def ask_node(parcel: Parcel, context: Context) -> Parcel:
+    """The node's answer: here in a simulation, else from the process that has its data in memory."""
+    if parcel.header["simulated"]:
+        return _node(context).answer(parcel)
+    from fedcsd.deploy.keeper import ask_keeper
+
+    # The parent is Flower's own process for starting these; the keeper lives as long as it does.
+    return ask_keeper(parcel, context.node_config, home(), os.getppid())
 
 
 def _node(context: Context) -> "Node":
@@ -54,4 +57,4 @@ def make_app(mods: Sequence[Callable[..., Any]] = ()) -> ClientApp:
 
 app = make_app()
 
-__all__ = ["Parcel", "app", "make_app"]
+__all__ = ["answer", "app", "make_app"]

@@ -14,7 +14,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedcsd import jobs
-from fedcsd.backends.flower import POLL, FlowerBackend
+from fedcsd.backends.flower import FlowerBackend
 from fedcsd.config import TABLES, Settings, layered, parse_assignments
 from fedcsd.deploy import sites
 from fedcsd.deploy.checks import shown
@@ -150,7 +150,7 @@ def wait_for(roster: Roster, clients: int, timeout: float) -> None:
         if time.monotonic() > until:
             refused = f": {next(iter(roster.refused.values()))}" if roster.refused else ""
             raise RunStopped(f"{len(roster.nodes)} of {clients} nodes are there{refused}")
-        time.sleep(POLL)
+        time.sleep(0.5)
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:

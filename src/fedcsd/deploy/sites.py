@@ -37,6 +37,7 @@ def begin(session: "Session") -> tuple[jobs.Job | None, Roster]:
         agreed = RunDirectory.open(session.out).config["deploy"]["agreed"]
         values, given = with_sites(session.values, agreed)
         changes = {"rounds": session.values.get("rounds")}
+        given = {"data": given["data"]}  # who has how much is in the run directory
         job = jobs.take_up(session.out, given=given, changes=changes, deployed=True)
     else:
         agreed = agree(session, roster)
@@ -89,7 +90,7 @@ def agree(session: "Session", roster: Roster) -> dict[str, Any]:
         roster.refresh()
         if time.monotonic() > until:
             raise RunStopped(f"{len(roster.about)} of {wanted} sites are there")
-        time.sleep(0.2)
+        time.sleep(0.5)
     sites = sorted(roster.about.values(), key=lambda about: str(about["name"]))
     kinds = {json.dumps([about["shape"], about["dtype"]]) for about in sites}
     if len(kinds) > 1:
