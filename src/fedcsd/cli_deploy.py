@@ -212,7 +212,10 @@ def carried_out(plan: Mapping[str, Any], port: int, watch: Any) -> Any:
 @deploy.command()
 @click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
 @click.option(
-    "--server", required=True, metavar="HOST[:PORT]", help="name under which the sites reach the server"
+    "--server", default="", metavar="HOST[:PORT]", help="name under which the sites reach the server"
+)
+@click.option(
+    "--simulate", default="", metavar="DATA", help="no sites: an app for Flower's simulation on this data set"
 )
 @click.option(
     "--sites", type=click.IntRange(1), default=2, help="sites that take part  [dim](default: 2)[/dim]"
@@ -233,6 +236,7 @@ def carried_out(plan: Mapping[str, Any], port: int, watch: Any) -> Any:
 def init(
     folder: Path,
     server: str,
+    simulate: str,
     sites: int,
     method: str,
     model: str,
@@ -247,11 +251,14 @@ def init(
 
     \b
       fedcsd deploy init my-federation --server federation.example.org --sites 3 --classes cat,dog
+      fedcsd deploy init my-simulation --simulate digits --sites 50
     """
     from fedcsd.deploy.init import write_folder
 
     host, _, port = server.partition(":")
-    if not host or (port and not port.isdigit()):
+    if bool(server) == bool(simulate):
+        raise UserError("give --server with the name of the server, or --simulate with a data set")
+    if server and (not host or (port and not port.isdigit())):
         raise UserError(
             f"--server takes a name, or a name and a port: federation.example.org:9092, not {server!r}"
         )
@@ -261,12 +268,14 @@ def init(
     more = {f"method.{key}": value for key, value in chosen["method"].items() if key != "name"}
     config = {**named, "rounds": rounds, "lr": 0.01, "epochs": 5, "batch_size": 64, "seed": 0, **given}
     config["set"] = " ".join(f"{key}={json.dumps(value)}" for key, value in more.items())
+    config |= {"data": simulate, "beta": 0.1, "min_samples": 1} if simulate else {}
     data_options = [f"classes={classes.replace(' ', '')}"] if classes else []
     data_options += [f"size={size}"] if size else []
     write_folder(folder.expanduser(), host, int(port or 9092), sites, config, " ".join(data_options))
     print(f"written: {folder}")
-    print(f"for whoever runs the server:  {folder / 'README.md'}")
-    print(f"for the people at the sites:  {folder / 'JOIN.md'}")
+    print(f"how to run it:                {folder / 'README.md'}")
+    if server:
+        print(f"for the people at the sites:  {folder / 'JOIN.md'}")
 
 
 @deploy.command()

@@ -27,7 +27,7 @@ def like_mnist(path: Path) -> str:
 
 
 @pytest.mark.flower
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_deployed_weights_are_the_simulators(tmp_path: Path) -> None:
     folder = os.environ.get("FEDCSD_DATA", "")
     there = Path(folder, "mnist").is_dir() and folder

@@ -18,16 +18,19 @@ PAGES = {
     "fedcsd-superlink.service": "systemd/fedcsd-superlink.service",
     "fedcsd-supernode.service": "systemd/fedcsd-supernode.service",
 }
+SIMULATION = {"SIMULATION.md": "README.md"}
 INNER = 8000  # where the SuperLink listens, on the server itself
 
 
 def write_folder(
     folder: Path, host: str, port: int, sites: int, config: Mapping[str, Any], data_options: str
 ) -> None:
-    """The app, its pages and units; never into a folder that holds anything."""
+    """The app, its pages and units; without a host the app is for a simulation. Never into a folder that
+    holds anything."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists already and is not empty: choose another folder")
-    settings = {"mode": "sites", "clients": sites, "out": "runs/federation", "data_options": data_options}
+    mode = "sites" if host else "partition"
+    settings = {"mode": mode, "clients": sites, "out": "runs/federation", "data_options": data_options}
     try:
         write_app(folder, {**settings, **config})
         facts = {"host": host, "port": port, "inner": INNER, "sites": sites}
@@ -35,14 +38,15 @@ def write_folder(
             "check": f"--options '{data_options}'" if data_options else "",
             "classes": _classes(data_options),
         }
-        for name, target in PAGES.items():
-            text = files("fedcsd").joinpath(f"templates/deploy/{name}").read_text(encoding="utf-8")
+        for page, target in (PAGES if host else SIMULATION).items():
+            text = files("fedcsd").joinpath(f"templates/deploy/{page}").read_text(encoding="utf-8")
             path = folder / target
             path.parent.mkdir(exist_ok=True)
             path.write_text(Template(text).substitute(facts).replace(" \n", "\n"), encoding="utf-8")
-        here = {"address": f"127.0.0.1:{INNER}", "root-certificates": "certificates/ca.crt"}
+        here = {"address": f"127.0.0.1:{INNER}", "root-certificates": str(folder.resolve() / "certificates/ca.crt")}
         simulation = {"address": ":local:"}
-        connections = {"superlink": {"default": "federation", "federation": here, "simulation": simulation}}
+        name, connection = ("federation", here) if host else ("simulation", simulation)
+        connections = {"superlink": {"default": name, name: connection}}
         (folder / "flower-config.toml").write_text(tomli_w.dumps(connections), encoding="utf-8")
         (folder / ".gitignore").write_text("certificates/\nruns/\n*.key\n*.db*\nnginx*\n!nginx.conf\n")
     except OSError as error:

@@ -100,7 +100,10 @@ def serve(mark: str, home: Path, owner: int, folder: Path) -> None:
     while True:
         with suppress(OSError, EOFError, ValueError), listener.accept() as pipe:
             last[0] = float("inf")
-            pipe.send_bytes(to_bytes(node.answer(from_bytes(pipe.recv_bytes()))))
+            reply = node.answer(from_bytes(pipe.recv_bytes()))
+            if "error" in reply.header:
+                print(time.strftime("%F %T"), reply.header["error"], flush=True)
+            pipe.send_bytes(to_bytes(reply))
         last[0] = time.monotonic()
 
 

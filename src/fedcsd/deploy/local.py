@@ -34,6 +34,7 @@ class Federation:
         self.processes = Processes(folder)
         self.ports = free_ports(nodes + 1)
         self.address = f"127.0.0.1:{port or self.ports[-1]}"
+        self.reached_at = self.address  # by nodes; something may stand between
         self.certificates = folder / "certificates"
         self.runs = 0
         self.started: dict[int, list[float]] = {}
@@ -87,7 +88,7 @@ class Federation:
         config = (
             f'partition-id={number} num-partitions={self.nodes} state="{self.folder / f"state-{number}"}"'
         )
-        command = ["flower-supernode", "--superlink", self.address, "--node-config", config]
+        command = ["flower-supernode", "--superlink", self.reached_at, "--node-config", config]
         command += ["--root-certificates", str(self.certificates / "ca.crt")]
         command += ["--auth-supernode-private-key", str(self.key(number))]
         command += ["--host", "127.0.0.1", "--port", str(self.ports[number])]

@@ -23,7 +23,7 @@ from fedcsd.deploy.post import Post
 from fedcsd.deploy.remote import NodeStates
 from fedcsd.deploy.roster import Roster
 from fedcsd.deploy.settings import Deployment, deployment_of
-from fedcsd.errors import RunStopped, UserError
+from fedcsd.errors import RunStopped, UserError, show_notes
 from fedcsd.experiments import config_of
 from fedcsd.federation import Experiment, Record, Watch
 from fedcsd.runs import RunDirectory, write_whole
@@ -35,6 +35,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     config = {key: value for key, value in context.run_config.items() if value != ""}
     status = Status(str(config.get("status", "")))
+    show_notes()
     try:
         serve(grid, config)
     except BaseException as error:
