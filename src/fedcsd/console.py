@@ -143,7 +143,8 @@ class RunProgress(Watch):
             print(f"{self.label}: diverged in round {round}{more}", flush=True)
 
     def stage(self, text: str) -> None:
-        """Before the first round: what is being started."""
+        """Before the first round: what is being started. Rounds are timed from here on."""
+        self.began = self.last = time.monotonic()
         if self.training.live:
             self.training.bar.update(self.task, note=text)
         else:

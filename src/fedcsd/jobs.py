@@ -155,12 +155,6 @@ def take_up(
     `changes` are settings that may differ from here on (CHANGEABLE); the config keeps note of them.
     """
     directory = RunDirectory.open(path)
-    if ("deploy" in directory.config) != deployed and directory.summary is None:
-        raise UserError(
-            f"{path} is trained on this machine alone: go on with fedcsd resume {shlex.quote(str(path))}"
-            if deployed
-            else f"{path} is trained over Flower: go on with {_again(directory)}"
-        )
     changes = {key: value for key, value in (changes or {}).items() if value is not None}
     for key in changes:
         if key not in CHANGEABLE:
@@ -173,6 +167,12 @@ def take_up(
             flag = "--" + without_effect[0].replace("_", "-")
             raise UserError(f"{path} is finished, {flag} would have no effect: give --rounds as well")
         return None
+    if ("deploy" in directory.config) != deployed:
+        raise UserError(
+            f"{path} is trained on this machine alone: go on with fedcsd resume {shlex.quote(str(path))}"
+            if deployed
+            else f"{path} is trained over Flower: go on with {_again(directory)}"
+        )
     experiment = prepare({**directory.settings, **changes}, parts=directory.partition(), **(given or {}))
     _check_same(path, experiment, directory)
     directory.lock()

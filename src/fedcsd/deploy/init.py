@@ -43,7 +43,10 @@ def write_folder(
             path = folder / target
             path.parent.mkdir(exist_ok=True)
             path.write_text(Template(text).substitute(facts).replace(" \n", "\n"), encoding="utf-8")
-        here = {"address": f"127.0.0.1:{INNER}", "root-certificates": str(folder.resolve() / "certificates/ca.crt")}
+        here = {
+            "address": f"127.0.0.1:{INNER}",
+            "root-certificates": str(folder.resolve() / "certificates/ca.crt"),
+        }
         simulation = {"address": ":local:"}
         name, connection = ("federation", here) if host else ("simulation", simulation)
         connections = {"superlink": {"default": name, name: connection}}
