@@ -14,7 +14,7 @@ import tomli_w
 
 from fedcsd.deploy.app import write_app
 from fedcsd.deploy.local import alive, read_status
-from fedcsd.deploy.processes import MARK, Processes, free_ports, marked
+from fedcsd.deploy.processes import MARK, Processes, free_ports, marked, wait_for_server
 from fedcsd.runs import RunDirectory
 
 
@@ -52,7 +52,7 @@ def simulate(folder: Path, nodes: int, rounds: int, method: str, data: str) -> d
         values = {"method": method, "data": data, "clients": nodes, "rounds": rounds, "epochs": 1}
         values |= {"min_samples": 1, "out": str(folder / "run"), "status": str(status)}
         write_app(folder / "app", values)
-        time.sleep(5)
+        wait_for_server(f"127.0.0.1:{port}", None, processes)
         memory, began = Memory(processes.mark), time.monotonic()
         resources = f"num-supernodes={nodes} client-resources-num-cpus=1 init-args-num-cpus=2"
         processes.call(["flwr", "run", str(folder / "app"), "here", "--federation-config", resources])

@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+import rich_click as click
 
 from fedcsd.cli import cli
 from fedcsd.cli_new import method_text
@@ -14,7 +15,7 @@ from fedcsd.config import TABLES, Settings, layered, parse_assignments, read_tom
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 COMMAND = re.compile(
-    r"^\s+(fedcsd (?:run|resume|compare|show|list|partition|new-method|drift|tsne|plot|reproduce)\b.*)$",
+    r"^\s+(fedcsd (?:run|resume|compare|show|list|partition|new-method|drift|tsne|plot|reproduce|deploy)\b.*)$",
     re.MULTILINE,
 )
 
@@ -53,6 +54,9 @@ def test_commands_parse(command: str, tmp_path: Path, monkeypatch: pytest.Monkey
     name, *arguments = shlex.split(command)[1:]
     subcommand = cli.get_command(None, name)  # type: ignore[arg-type]
     assert subcommand is not None
+    if isinstance(subcommand, click.Group):
+        name, *arguments = arguments
+        subcommand = subcommand.commands[name]
     if "--help" in arguments:
         return
     context = subcommand.make_context(name, arguments)

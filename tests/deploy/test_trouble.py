@@ -35,7 +35,7 @@ def spoiled(message, context, call_next):
     if context.node_config["partition-id"] != 2 or round == "join":
         return call_next(message, context)
     if round == "5" and query:
-        time.sleep(14)
+        time.sleep(34)
     reply = call_next(message, context)
     arrays = reply.content.array_records["arrays"]
     if round == "1" and not query:
@@ -88,7 +88,7 @@ def stranger(federation: Federation, name: str, *options: str) -> str:
 @pytest.mark.timeout(1200)
 def test_trouble_ends_with_the_right_weights(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    values = settings(method="fedcsd", clients=3, rounds=6, out=str(out), min_clients=2, round_timeout=12.0)
+    values = settings(method="fedcsd", clients=3, rounds=6, out=str(out), min_clients=2, round_timeout=30.0)
     with Federation(tmp_path / "deploy", 3) as federation:
         federation.start()
         status = federation.run(values, client=EVIL)

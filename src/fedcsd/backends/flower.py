@@ -3,6 +3,7 @@
 The replies are given in the order of dealing, like everywhere, so that the sums are the same bits.
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from fedcsd.federation import Experiment, spread
 from fedcsd.weights import Values, Weights
 
 POLL, LONGEST = 0.1, 1.0  # seconds between looks for replies, at first and after a while
+PATIENCE = 60.0  # seconds after which it is said who is waited for
 TRIES = 3  # how often a client is asked again when its node could not answer
 
 Read = Callable[[int, Parcel], Any]
@@ -164,8 +166,9 @@ class Exchange:
         self.usable = 0
         self.open = set(clients)
         self.busy, self.pause = 0.0, POLL  # seconds of the node that was busy longest, and to the next look
+        self.say_at = time.monotonic() + PATIENCE
         timeout = backend.deployment.round_timeout
-        self.deadline = time.monotonic() + timeout if timeout else float("inf")
+        self.deadline = time.monotonic() + timeout if timeout else math.inf
 
     @property
     def over(self) -> bool:
@@ -186,6 +189,10 @@ class Exchange:
         for arrival in backend.post.collect(backend.overdue):
             del backend.overdue[arrival.message]
             backend.tally["late"] += not arrival.gone
+        if time.monotonic() > self.say_at:
+            self.say_at = math.inf
+            names = ", ".join(backend.roster.name(client) for client in sorted(self.open))
+            note(f"round {self.round + 1}: waiting for {names}")
         if len(self.open) < before:
             self.pause = POLL
         elif self.open:

@@ -172,16 +172,16 @@ def marked(mark: bytes) -> list[int]:
     return found
 
 
-def wait_for_server(address: str, certificate: Path, processes: Processes, seconds: float = 60) -> None:
-    """Until the SuperLink answers."""
-    context = ssl.create_default_context(cafile=str(certificate))
+def wait_for_server(
+    address: str, certificate: Path | None, processes: Processes, seconds: float = 120
+) -> None:
+    """Until the SuperLink answers; without a certificate it is one that speaks without TLS."""
+    context = ssl.create_default_context(cafile=str(certificate)) if certificate else None
+    url = f"http{'s' if certificate else ''}://{address}/health"
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         processes.check("superlink")
-        with (
-            suppress(OSError),
-            urllib.request.urlopen(f"https://{address}/health", timeout=2, context=context),
-        ):
+        with suppress(OSError), urllib.request.urlopen(url, timeout=2, context=context):
             return
         time.sleep(0.1)
     raise RunStopped(f"the SuperLink does not answer at {address}: {processes.last_words('superlink')}")

@@ -1,7 +1,7 @@
 """What a node keeps on its own disk: what methods remember of the client, and the last weights it was sent.
 
     RUN/states/000005.safetensors     what the client kept after round 5
-    RUN/held/000005-0123456789ab.bin  weights that it was sent in round 5, by token
+    RUN/held/000005-0123456789ab.float32  weights that it was sent in round 5, by token
 
 Which state counts is the server's to say: a reply that came too late is no part of the run, and a
 server that was killed goes back to its last checkpoint. So a state has a version, and the versions
@@ -64,9 +64,9 @@ class Store:
         """Weights that were sent earlier; None if they are not here or not those that are meant."""
         found = self._weights.get(token, (0, None))[1]
         if found is None:
-            path = next((self.folder / "held").glob(f"*-{token:012x}.bin"), None)
+            path = next((self.folder / "held").glob(f"*-{token:012x}.*"), None)
             with suppress(OSError):
-                flat = np.fromfile(path, np.float32) if path else np.empty(0)
+                flat = np.fromfile(path, path.suffix[1:]) if path else np.empty(0)
                 if len(flat) == layout.size:
                     found = Weights(layout, torch.from_numpy(flat), token)
         return found if found is not None and checksum(found.flat) == check else None
@@ -74,8 +74,9 @@ class Store:
     def hold(self, round: int, some: Iterable[Weights]) -> None:
         """Weights of this round; those of the round before stay, for the teacher that is made from them."""
         for weights in some:
-            path = self.folder / "held" / f"{round:06d}-{weights.token:012x}.bin"
-            before = next((self.folder / "held").glob(f"*-{weights.token:012x}.bin"), None)
+            kind = str(weights.flat.dtype).removeprefix("torch.")
+            path = self.folder / "held" / f"{round:06d}-{weights.token:012x}.{kind}"
+            before = next((self.folder / "held").glob(f"*-{weights.token:012x}.{kind}"), None)
             if before is None:
                 _write(path, weights.flat.contiguous().numpy().tobytes())
             else:
