@@ -15,7 +15,7 @@ from fedcsd.cli_options import MACHINE, free_name, gather, overwrite_option, set
 from fedcsd.config import TABLES, layered
 from fedcsd.deploy.settings import Deployment, deployment_of
 from fedcsd.errors import UserError
-from fedcsd.naming import short
+from fedcsd.naming import parse, short
 
 FOR_APPS = ("mods", "clipping_norm")  # of use only to an app with mods of its own
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -253,6 +253,7 @@ def init(
       fedcsd deploy init my-federation --server federation.example.org --sites 3 --classes cat,dog
       fedcsd deploy init my-simulation --simulate digits --sites 50
     """
+    from fedcsd.deploy.app import PACKAGE
     from fedcsd.deploy.init import write_folder
 
     host, _, port = server.partition(":")
@@ -265,13 +266,17 @@ def init(
     chosen = layered(TABLES, {"method": method, "model": model})
     given = asdict(deployment_of({key: value for key, value in options.items() if value is not None}))
     named = {key: table["name"] for key, table in chosen.items() if key in ("method", "model")}
+    spec = parse(named["method"])
+    if spec.file:  # it goes to the sites with the app
+        named["method"] = f"{PACKAGE}.{spec.file.stem}:{spec.name}"
     more = {f"method.{key}": value for key, value in chosen["method"].items() if key != "name"}
     config = {**named, "rounds": rounds, "lr": 0.01, "epochs": 5, "batch_size": 64, "seed": 0, **given}
     config["set"] = " ".join(f"{key}={json.dumps(value)}" for key, value in more.items())
     config |= {"data": simulate, "beta": 0.1, "min_samples": 1} if simulate else {}
     data_options = [f"classes={classes.replace(' ', '')}"] if classes else []
     data_options += [f"size={size}"] if size else []
-    write_folder(folder.expanduser(), host, int(port or 9092), sites, config, " ".join(data_options))
+    where = (folder.expanduser(), host, int(port or 9092), sites)
+    write_folder(*where, config, " ".join(data_options), spec.file)
     print(f"written: {folder}")
     print(f"how to run it:                {folder / 'README.md'}")
     if server:

@@ -1,8 +1,10 @@
 """The parts of a deployment, each by itself: messages, checks, a node's disk, what sites agree on, keys."""
 
 import pickle
+import re
 import ssl
 import stat
+import tomllib
 from io import BytesIO
 from pathlib import Path
 
@@ -15,15 +17,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from fedcsd.cli_new import method_text
 from fedcsd.deploy.checks import Checks
 from fedcsd.deploy.keeper import from_bytes, to_bytes
 from fedcsd.deploy.keys import make_certificates, make_node_key
 from fedcsd.deploy.messages import HEADER, KINDS, MAIN, Malformed, Parcel, content_of, parcel_of, unpacked
 from fedcsd.deploy.node import packed
 from fedcsd.deploy.remote import NodeStates
-from fedcsd.deploy.settings import Deployment
+from fedcsd.deploy.server import settings_of
+from fedcsd.deploy.settings import Deployment, deployment_of
 from fedcsd.deploy.sites import pooled
 from fedcsd.deploy.store import RUNS, Store, checksum
+from fedcsd.errors import UserError
 from fedcsd.exchange import Request
 from fedcsd.experiments import prepare
 from fedcsd.weights import Weights
@@ -292,3 +297,44 @@ def test_what_a_user_can_get_wrong_is_one_line(fedcsd: Fedcsd, tmp_path: Path) -
         assert len(result.stderr.strip().splitlines()) == 1
     assert not list(tmp_path.glob("runs/*"))
     taken.close()
+
+
+def test_init_writes_an_app_with_instructions(fedcsd: Fedcsd, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(method_text("mine.py", "Mine"))
+    options = (
+        "--server",
+        "a.org:1234",
+        "--sites",
+        "3",
+        "--classes",
+        "cat,dog",
+        "--method",
+        "mine.py:Mine:mu=0.5",
+    )
+    result = fedcsd("deploy", "init", "fed", *options, "--prototype-noise", "0.1")
+    assert result.returncode == 0, result.stderr
+    app = tomllib.loads((tmp_path / "fed/pyproject.toml").read_text())["tool"]["flwr"]["app"]
+    assert app["components"]["clientapp"] == "fedcsd_app.client_app:app"
+    config = app["config"]
+    assert settings_of(config)["method"] == {"name": "fedcsd_app.mine:Mine", "mu": 0.5}
+    assert (config["clients"], config["mode"], config["prototype_noise"]) == (3, "sites", 0.1)
+    assert (tmp_path / "fed/fedcsd_app/mine.py").exists()
+    pages = {path.name: path.read_text() for path in (tmp_path / "fed").rglob("*") if path.is_file()}
+    assert "--superlink a.org:1234" in pages["JOIN.md"]
+    assert "The classes are cat, dog." in pages["JOIN.md"]
+    assert "listen 1234 ssl" in pages["nginx.conf"]
+    assert "a.org:1234" in pages["fedcsd-supernode.service"]
+    for name, text in pages.items():
+        assert not re.search(r"\$(host|port|inner|sites|classes|check)\b", text), name
+
+
+def test_time_limits_need_a_number_of_answers() -> None:
+    with pytest.raises(UserError, match="needs --min-clients"):
+        deployment_of({"round_timeout": 5.0})
+
+
+def test_own_data_may_be_missing_for_personal_models(checks: tuple[Checks, Request, Parcel, int]) -> None:
+    check, request, _, samples = checks
+    asked = Request(0, "test_personal", {"weights": request.values["weights"]})
+    parcel = Parcel({"samples": samples, "entries": {"v.accuracy": {"number": float("nan")}}, "notes": {}})
+    assert np.isnan(check.reply(parcel, asked, 1, samples)["accuracy"])

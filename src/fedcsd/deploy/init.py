@@ -1,5 +1,6 @@
 """`fedcsd deploy init`: a Flower app and what people need who run it."""
 
+import shutil
 from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import tomli_w
 
-from fedcsd.deploy.app import write_app
+from fedcsd.deploy.app import PACKAGE, write_app
 from fedcsd.errors import UserError
 
 PAGES = {
@@ -23,16 +24,24 @@ INNER = 8000  # where the SuperLink listens, on the server itself
 
 
 def write_folder(
-    folder: Path, host: str, port: int, sites: int, config: Mapping[str, Any], data_options: str
+    folder: Path,
+    host: str,
+    port: int,
+    sites: int,
+    config: Mapping[str, Any],
+    data_options: str,
+    own: Path | None = None,
 ) -> None:
     """The app, its pages and units; without a host the app is for a simulation. Never into a folder that
-    holds anything."""
+    holds anything. A method's own file goes along with the app."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists already and is not empty: choose another folder")
     mode = "sites" if host else "partition"
     settings = {"mode": mode, "clients": sites, "out": "runs/federation", "data_options": data_options}
     try:
         write_app(folder, {**settings, **config})
+        if own:
+            shutil.copy(own, folder / PACKAGE / own.name)
         facts = {"host": host, "port": port, "inner": INNER, "sites": sites}
         facts |= {
             "check": f"--options '{data_options}'" if data_options else "",

@@ -43,7 +43,7 @@ def content_of(parcel: Parcel, *, alone: bool = False, clipping_norm: float = 0.
     from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
     arrays = {name: Array(array) for name, array in parcel.arrays.items() if not alone or name == MAIN}
-    config: dict[str, Any] = {"header": json.dumps(parcel.header, allow_nan=False)}
+    config: dict[str, Any] = {"header": json.dumps(parcel.header)}
     config |= {f"npy.{n}": Array(a).data for n, a in parcel.arrays.items() if n not in arrays}
     if clipping_norm:
         config[CLIPPING_NORM] = clipping_norm

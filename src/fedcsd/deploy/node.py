@@ -46,7 +46,7 @@ class Node:
     """Answers parcels; what it has built for a run it keeps for the next."""
 
     def __init__(self, config: Mapping[str, Any], home: Path):
-        self.config, self.home = dict(config), Path(config.get("state", home))
+        self.config, self.home = dict(config), Path(config.get("state", home)).expanduser()
         self.places: dict[str, Place] = {}
         torch.set_num_threads(1)  # as a worker of the simulator: sums depend on it
 

@@ -26,6 +26,8 @@ class Roster:
         """Greet who is new and read who has answered."""
         online = self.post.online()
         waiting = set(self._greeted.values())
+        # One that went away may come back put right.
+        self.refused = {node: why for node, why in self.refused.items() if node in online}
         for node in sorted(online - self.about.keys() - self.refused.keys() - waiting):
             if message := self.post.send(node, Parcel({"kind": "join", **self.hello}), "query", "join"):
                 self._greeted[message] = node

@@ -160,7 +160,7 @@ def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     known = {f.name for f in fields(Settings)} | TABLES.keys()
     values = {key: value for key, value in config.items() if key in known}
     # One client in trouble must not end everybody's run, unless that is asked for.
-    whole = {"on_divergence": "skip"} | json.loads(str(config.get("experiment", "{}")))
+    whole = {"on_divergence": "skip"} | json.loads(str(config.get("experiment") or "{}"))
     return layered(TABLES, whole, values, parse_assignments(str(config.get("set", "")).split(), "set"))
 
 

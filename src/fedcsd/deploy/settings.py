@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedcsd.config import build, option
+from fedcsd.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -35,4 +36,9 @@ class Deployment:
 
 def deployment_of(values: Mapping[str, Any]) -> Deployment:
     """From plain values, each checked."""
-    return build(Deployment, {key: v for key, v in values.items() if key in Deployment.__dataclass_fields__})
+    found = build(Deployment, {key: v for key, v in values.items() if key in Deployment.__dataclass_fields__})
+    if found.round_timeout and not found.min_clients:
+        raise UserError(
+            "--round-timeout needs --min-clients: how many answers are enough when the time is up"
+        )
+    return found
