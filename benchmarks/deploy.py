@@ -37,7 +37,11 @@ class Relay:
     def _accept(self) -> None:
         while True:
             near, _ = self.listener.accept()
-            far = socket.create_connection(self.there)
+            try:
+                far = socket.create_connection(self.there)
+            except OSError:  # the SuperLink is not there, or no longer
+                near.close()
+                continue
             for source, target, up in ((near, far, True), (far, near, False)):
                 threading.Thread(target=self._pass, args=(source, target, up), daemon=True).start()
 
