@@ -79,6 +79,7 @@ def claiming(shape: str) -> bytes:
         (pickle.dumps([1, 2]), "format"),
         (npy(np.array([{}], dtype=object)), "not numbers"),
         (npy(np.array(["text"])), "not numbers"),
+        (npy(np.zeros(3, ">f4")), "not numbers"),
         (npy(np.zeros(3, np.float32))[:-1], "cut off"),
         (npy(np.zeros(3, np.float32)) + b"x", "cut off"),
         (claiming("(9999999999,),"), "cut off|format"),

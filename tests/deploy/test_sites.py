@@ -167,6 +167,37 @@ def test_sites_that_do_not_fit_together_are_told(tables: dict[str, str], tmp_pat
         deployed(grid, tmp_path / "run", clients=3, mode="sites", data_options="classes=4")
 
 
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"samples": 10**12},
+        {"samples": -1},
+        {"shape": [10**9, 10**9, 3]},
+        {"shape": "no"},
+        {"shape": [-6]},
+        {"classes": 10**9},
+        {"classes": "2"},
+        {"dtype": "torch.complex64"},
+        {"mean": [1.0, 2.0, 3.0], "std": [1.0]},
+        {"mean": ["x"], "std": [1.0]},
+        {"mean": [10**400], "std": [1.0]},
+        {"test": None},
+        {"name": None},
+    ],
+)
+def test_a_site_that_says_nonsense_of_itself_is_not_let_in(
+    lie: dict[str, object], tables: dict[str, str], tmp_path: Path
+) -> None:
+    def change(request: Parcel, reply: Parcel, node: int) -> Parcel:
+        reply.header |= lie if node == 102 else {}
+        return reply
+
+    grid = of_sites(tmp_path, tables, change)
+    values = {"clients": 3, "mode": "sites", "data_options": "classes=4", "join_timeout": 0.3}
+    with pytest.warns(UserWarning, match="not let in"), pytest.raises(RunStopped, match="2 of 3 sites"):
+        deployed(grid, tmp_path / "run", **values)
+
+
 def test_a_node_says_what_its_config_lacks(tmp_path: Path) -> None:
     for config, said in (
         ({}, "names no site"),

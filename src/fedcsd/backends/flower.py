@@ -53,6 +53,7 @@ class FlowerBackend:
 
     def ask(self, request: Request, clients: Sequence[int], states: Mapping[int, Values]) -> Iterator[Reply]:
         message = self.holdings.message(request.values)
+        self.checks.kinds(request)  # a mistake in the method itself shows here, and is nobody's fault
 
         def parcel(client: int, everything: bool) -> Parcel:
             version, needed = self.states.wanted(client)
@@ -202,6 +203,7 @@ class Exchange:
     def _send(self, client: int, everything: bool = False) -> None:
         node = self.backend.roster.node(client)
         if node is None:
+            self.waiting += [client] * (client not in self.waiting)
             return
         parcel = self.parcel(client, everything)
         if message := self.backend.post.send(node, parcel, self.kind, str(self.round + 1)):
@@ -228,10 +230,12 @@ class Exchange:
             try:
                 self._settle(client, self.read(client, parcel))
                 self.usable += 1
-                seconds = parcel.header.get("seconds", 0)
-                self.busy = max(self.busy, seconds if isinstance(seconds, (int, float)) else 0)
+                seconds = parcel.header.get("seconds")
+                self.busy = max(self.busy, seconds if type(seconds) is float and 0 < seconds < 1e6 else 0.0)
             except Malformed as error:
                 self._drop(client, str(error), refuse=True)
+            except Exception as error:  # whatever it is that was sent, it is not worth ending the run
+                self._drop(client, f"it cannot be read ({type(error).__name__})", refuse=True)
 
     def _again(self, client: int) -> bool:
         self.tries[client] += 1

@@ -82,7 +82,7 @@ def unpacked(blob: Any, name: str) -> NDArray[Any]:
         shape, fortran, dtype = read[version](stream)
     except Exception:
         raise Malformed(f"{name[:40]!r} is not an array in NumPy's format") from None
-    if dtype.name not in KINDS:
+    if dtype.name not in KINDS or not dtype.isnative:
         raise Malformed(f"{name[:40]!r} holds {str(dtype)[:40]}, not numbers")
     if math.prod(shape) * dtype.itemsize != len(blob) - stream.tell():
         raise Malformed(f"{name[:40]!r} is cut off or has bytes too many")

@@ -47,7 +47,7 @@ class Roster:
             client = self.admit(about)
             if client is not None and self.nodes.get(client, node) in online - {node}:
                 raise Malformed(f"another node is {shown(about['name'])} already")
-        except (Malformed, ValueError, KeyError, TypeError) as error:
+        except (Malformed, ValueError, KeyError, TypeError, OverflowError) as error:
             self.refused[node] = str(error)
             note(f"node {node} ({shown(about.get('name', 'unnamed'))}) is not let in: {error}")
             return

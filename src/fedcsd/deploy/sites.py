@@ -15,6 +15,7 @@ from fedcsd import jobs
 from fedcsd.config import parse_assignments, plain
 from fedcsd.data import Dataset
 from fedcsd.data.partition import Rows
+from fedcsd.deploy.checks import shown
 from fedcsd.deploy.messages import Malformed
 from fedcsd.deploy.roster import Roster
 from fedcsd.errors import RunStopped, UserError
@@ -63,11 +64,16 @@ def begin(session: "Session") -> tuple[jobs.Job | None, Roster]:
 def _checked(about: Mapping[str, Any]) -> None:
     if not 0 < about["samples"] <= MOST or not 0 <= about["test"] <= MOST:
         raise Malformed(f"it counts {about['samples']} samples")
-    if about["dtype"] not in KINDS or not 2 <= about["classes"] <= 100_000:
-        raise Malformed("its data cannot be trained on")
-    for number in (*about.get("mean", ()), *about.get("std", ()), *about["shape"]):
-        if not math.isfinite(number):
-            raise Malformed("its data cannot be trained on")
+    shape, classes = about["shape"], about["classes"]
+    sizes = all(type(side) is int and 0 < side <= 10_000 for side in shape) and len(shape) in (1, 3)
+    if about["dtype"] not in KINDS or type(classes) is not int or not 2 <= classes <= 100_000 or not sizes:
+        raise Malformed(f"its data cannot be trained on: {shown(shape)} {shown(about['dtype'])}")
+    if math.prod(shape) > MOST:
+        raise Malformed(f"its images are too large: {shape}")
+    channels = shape[0] if len(shape) == 3 else 1
+    for numbers in (about.get(key, ()) for key in ("mean", "std")):
+        if len(numbers) not in (0, channels) or not all(-1e6 < number < 1e6 for number in numbers):
+            raise Malformed("the mean or deviation of its pixels is not within reason")
 
 
 def _numbered(about: Mapping[str, Any], agreed: Mapping[str, Any]) -> int:
@@ -104,7 +110,7 @@ def agree(session: "Session", roster: Roster) -> dict[str, Any]:
         "shape": list(sites[0]["shape"]),
         "dtype": sites[0]["dtype"],
     }
-    if "mean" in sites[0]:
+    if all("mean" in about and "std" in about for about in sites):
         agreed |= pooled(sites)
     return agreed
 
@@ -116,7 +122,7 @@ def pooled(sites: list[dict[str, Any]]) -> dict[str, list[float]]:
     means, deviations = (np.array([about[key] for about in sites]) for key in ("mean", "std"))
     mean = shares @ means
     square = shares @ (deviations**2 + means**2)
-    return {"mean": mean.tolist(), "std": np.sqrt(square - mean**2).tolist()}
+    return {"mean": mean.tolist(), "std": np.sqrt(np.maximum(square - mean**2, 1e-12)).tolist()}
 
 
 def with_sites(values: Mapping[str, Any], agreed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
