@@ -8,7 +8,7 @@ import tomli_w
 
 from fedcsd import __version__
 
-TESTED = ">=1.40,<2"
+TESTED = ">=1.41,<2"
 PACKAGE = "fedcsd_app"
 SERVER = '''"""The server's part: the round loop of fedcsd, in the place where Flower starts it."""
 
