@@ -21,7 +21,7 @@ format: $(READY) ## put the code into the house style
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
 bench: $(READY) ## the speed and robustness claims, measured here (several minutes)
-	@$(BIN)/python benchmarks/plain_loop.py && $(BIN)/python benchmarks/many_clients.py && $(BIN)/python benchmarks/overhead.py && $(BIN)/python benchmarks/convolution.py && $(BIN)/python benchmarks/kill_and_resume.py
+	@$(BIN)/python benchmarks/plain_loop.py && $(BIN)/python benchmarks/many_clients.py && $(BIN)/python benchmarks/overhead.py && $(BIN)/python benchmarks/convolution.py && $(BIN)/python benchmarks/kill_and_resume.py && $(BIN)/python benchmarks/deploy.py
 
 docs: $(READY)  ## the documentation as a site, in site/: open site/index.html
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet

@@ -20,8 +20,9 @@ from fedcsd.errors import RunStopped, UserError
 from fedcsd.exchange import Request
 from fedcsd.experiments import make_method
 from fedcsd.federation import Experiment, Federation
-from fedcsd.jobs import Run, backend_for
+from fedcsd.jobs import Run
 from fedcsd.methods.fedavg import FedAvg
+from fedcsd.places import backend_for
 
 SETTINGS: dict[str, Any] = {
     "clients": 2,

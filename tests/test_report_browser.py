@@ -286,8 +286,10 @@ def test_charts_fit_after_the_window_has_changed(browser: Chrome, compared: Path
         look(browser, width, dark)
     right = """
       const box = document.querySelector('#accuracy .plot'), full = box._fullLayout;
-      const plot = document.querySelector('#accuracy .plot .plotbg, #accuracy .plot .bglayer rect, #accuracy .plot .nsewdrag').getBoundingClientRect();
-      const last = [...document.querySelectorAll('#accuracy .scatterlayer .trace')].at(-1).querySelector('.js-line').getBoundingClientRect();
+      const area = '.plotbg, .bglayer rect, .nsewdrag', traces = '#accuracy .scatterlayer .trace';
+      const plot = box.querySelector(area).getBoundingClientRect();
+      const line = [...document.querySelectorAll(traces)].at(-1).querySelector('.js-line');
+      const last = line.getBoundingClientRect();
       const axis = full.xaxis, x = box.data.at(-1).x;
       return [+document.querySelector('#accuracy .main-svg').getAttribute('width') - box.clientWidth,
         last.left - plot.left - axis.l2p(x[0]), last.right - plot.left - axis.l2p(x.at(-1))]"""

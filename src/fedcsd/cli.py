@@ -11,6 +11,7 @@ from click.exceptions import Exit
 
 from fedcsd import __version__
 from fedcsd.cli_analysis import drift, plot, tsne
+from fedcsd.cli_deploy import deploy
 from fedcsd.cli_list import list_
 from fedcsd.cli_new import new_method
 from fedcsd.cli_options import (
@@ -310,7 +311,7 @@ def show_compared(path: Path, rows: Sequence[Any], seeds: Sequence[int], setting
     say(f"curves: {path / 'curves.png'}")
 
 
-for command in (report, watch, reproduce, drift, tsne, plot, list_, new_method):
+for command in (report, watch, reproduce, drift, tsne, plot, deploy, list_, new_method):
     cli.add_command(command)
 
 

@@ -168,8 +168,8 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-FACTS = ("versions", "host", "facts")
-"""Tables of a run's config.toml that describe it and are not settings."""
+FACTS = ("versions", "host", "facts", "deploy")
+"""Tables of a run's config.toml that describe it and are not settings of training."""
 
 
 def read_toml(path: Path) -> dict[str, Any]:

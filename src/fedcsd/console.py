@@ -120,6 +120,7 @@ class RunProgress(Watch):
             parts.append(f"drift {record['logit_drift']:.2f}")
         if record["diverged"]:
             parts.append(f"{record['diverged']} left out")
+        parts += [f"{record[name]} {name}" for name in ("refused", "late", "missing") if record.get(name)]
         if done == rounds:
             parts.append(f"in {duration(now - self.began)}")
         if self.more and (done < rounds or not self.training.live):  # else the next run's bar says it
@@ -140,6 +141,14 @@ class RunProgress(Watch):
         else:
             more = f"  {self.to_come}" if self.more else ""
             print(f"{self.label}: diverged in round {round}{more}", flush=True)
+
+    def stage(self, text: str) -> None:
+        """Before the first round: what is being started. Rounds are timed from here on."""
+        self.began = self.last = time.monotonic()
+        if self.training.live:
+            self.training.bar.update(self.task, note=text)
+        else:
+            print(f"{self.label}: {text}", flush=True)
 
     def reply(self, function: str, done: int, clients: int) -> None:
         """Within a round, on a terminal: how many clients have answered."""
@@ -281,6 +290,8 @@ def show_run(settings: Mapping[str, Any], summary: Mapping[str, Any], finished: 
             rows.append([f"{model}, clients' own data", "{:.2f} % (worst tenth {:.2f} %)".format(*figures)])
     if summary["diverged"]:
         rows.append(["left out for divergence", f"{summary['diverged']} times"])
+    if "refused" in summary:
+        rows.append(["answers refused / late / missing", "{refused} / {late} / {missing}".format(**summary)])
     data = settings["data"] if isinstance(settings["data"], str) else settings["data"]["name"]
     title = f"{method} on {data}, {settings['clients']} clients, {summary['rounds']} rounds"
     show_table(["", title], rows)

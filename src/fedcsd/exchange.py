@@ -27,7 +27,8 @@ Notes = dict[str, tuple[float, float]]
 class Reply:
     """One client's answer: `samples` it holds, the values it returns, what it measured.
 
-    `state` is what the client keeps for its next round; `problem` says why the answer is unusable.
+    `state` is what the client keeps for its next round; `problem` says why its training is unusable,
+    `absent` why there is no answer of it at all.
     """
 
     client: int
@@ -36,6 +37,7 @@ class Reply:
     notes: Notes = field(default_factory=dict)
     state: Values = field(default_factory=dict)
     problem: str = ""
+    absent: str = ""
 
     @property
     def weights(self) -> Weights:

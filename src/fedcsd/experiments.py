@@ -58,7 +58,7 @@ def prepare(
         parts = _deal(settings, tables, dataset)
     train, held = parts
     settings = replace(settings, clients=len(train))
-    make = _factory(tables["model"], model, dataset)
+    make = factory_of(tables["model"], model, dataset)
     network = initial_network(settings, dataset, make)
     _check_model(network, dataset)
     if method is None:
@@ -109,7 +109,7 @@ def _load(table: Mapping[str, Any], given: Any, settings: Settings) -> Dataset:
     return dataset
 
 
-def _factory(table: Mapping[str, Any], given: Any, dataset: Dataset) -> Factory:
+def factory_of(table: Mapping[str, Any], given: Any, dataset: Dataset) -> Factory:
     options = dict(table)
     name = options.pop("name")
     if given is None and name == FROM_PYTHON:

@@ -5,14 +5,14 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from fedcsd import seeds
-from fedcsd.backends import Backend, in_short
+from fedcsd.backends import Apart, Backend, in_short
 from fedcsd.config import Settings
 from fedcsd.data import Dataset
 from fedcsd.data.alike import DOMAINS, Alike
@@ -228,6 +228,7 @@ class Federation:
             "bytes_up": tally.bytes_up,
             "seconds": time.perf_counter() - began,
             "seconds_evaluating": time.perf_counter() - trained,
+            **getattr(self.backend, "counts", dict)(),  # what was really sent, where that can be seen
         }
 
     def drawn(self) -> Sequence[int]:
@@ -237,6 +238,8 @@ class Federation:
     def _evaluate(self) -> Record:
         """The global model on the test data, on each domain of it, and on what clients hold out."""
         data, held = self.experiment.data, self.experiment.held
+        if not len(data.y_test):  # there is none here: the clients test the model on their own
+            return cast(Apart, self.backend).evaluate_apart(self.round, self.server.weights)
         replies = self.backend.evaluate(self.round, self.server.weights)
         correct = torch.cat([reply["correct"] for reply in replies]).numpy()
         test, local = correct[: len(data.y_test)], correct[len(data.y_test) :]
@@ -288,10 +291,9 @@ class Federation:
         if type(method).personal is Method.personal:
             return []
         request = Request(self.round, "test_personal", {"weights": self.server.weights})
-        found = {
-            reply.client: reply["accuracy"] for reply in self.backend.ask(request, everyone, self.states)
-        }
-        return [float(found[client]) for client in everyone]
+        replies = self.backend.ask(request, everyone, self.states)
+        found = {reply.client: float(reply["accuracy"]) for reply in replies if not reply.absent}
+        return [found.get(client, math.nan) for client in everyone]
 
     def _asker(self, clients: Sequence[int], tally: Tally) -> Callable[..., Iterator[Reply]]:
         """The `ask` of one round."""
@@ -321,6 +323,9 @@ class Federation:
         """The usable replies, one by one; what they measure and cost is tallied as they pass."""
         for done, reply in enumerate(self.backend.ask(request, clients, self.states), 1):
             self.watch.reply(request.function, done, len(clients))
+            if reply.absent:
+                tally.failed.add(reply.client)
+                continue
             if reply.problem:
                 self._diverged(reply)
                 tally.left_out[reply.client] = reply.problem

@@ -2,10 +2,8 @@
 
 import math
 import shlex
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,21 +14,17 @@ from torch import Tensor, nn
 
 from fedcsd import tracking
 from fedcsd.analysis.summary import summarise
-from fedcsd.backends import Backend
-from fedcsd.backends.device import DeviceBackend
-from fedcsd.backends.local import LocalBackend, cores
 from fedcsd.config import layered
 from fedcsd.data.partition import counts_of
 from fedcsd.errors import Diverged, Divergence, RunStopped, UserError, note
 from fedcsd.experiments import config_of, prepare, source_of, split_objects
-from fedcsd.federation import Experiment, Federation, Record, Watch, cohort
+from fedcsd.federation import Experiment, Federation, Record, Watch
 from fedcsd.methods import Method
 from fedcsd.methods._own import digest_of
 from fedcsd.naming import parse
+from fedcsd.places import Place, here, sigterm_as_interrupt
 from fedcsd.runs import RunDirectory
-from fedcsd.states import States, client_states
 from fedcsd.tracking import EachRound, OnRound
-from fedcsd.training import Observer
 from fedcsd.weights import Value, Weights
 
 CHANGEABLE = (
@@ -121,8 +115,10 @@ def begin(
     given: Mapping[str, Any] | None = None,
     out: Path | None = None,
     overwrite: bool = False,
+    deploy: Mapping[str, Any] | None = None,
 ) -> Job:
-    """A new run from plain settings; `given` holds objects from Python that have no name."""
+    """A new run from plain settings; `given` holds objects from Python that have no name, `deploy` what
+    there is to know of a run over Flower."""
     experiment = prepare(values, **(given or {}))
     config = config_of(experiment)
     tracking.check(config)
@@ -130,15 +126,19 @@ def begin(
         return Job(experiment, config, None, [], None)
     needed = 20 * experiment.weights.nbytes + (1 << 20)
     data, parts = experiment.data, experiment.parts
-    partition = (parts, experiment.held, len(data.y_train), counts_of(data, parts))
-    directory = RunDirectory.create(
-        out, {**config, "facts": _facts(experiment)}, partition, needed=needed, overwrite=overwrite
-    )
+    at_sites = len(data.x_train) != len(data.y_train)  # only its size is known here
+    partition = (parts, experiment.held, len(data.y_train), None if at_sites else counts_of(data, parts))
+    described = {**config, **({"deploy": dict(deploy)} if deploy else {}), "facts": _facts(experiment)}
+    directory = RunDirectory.create(out, described, partition, needed=needed, overwrite=overwrite)
     return Job(experiment, config, directory, [], None)
 
 
 def take_up(
-    path: Path, *, given: Mapping[str, Any] | None = None, changes: Mapping[str, Any] | None = None
+    path: Path,
+    *,
+    given: Mapping[str, Any] | None = None,
+    changes: Mapping[str, Any] | None = None,
+    deployed: bool = False,
 ) -> Job | None:
     """A run as it was left, from its newest complete checkpoint; None if it is finished.
 
@@ -157,6 +157,12 @@ def take_up(
             flag = "--" + without_effect[0].replace("_", "-")
             raise UserError(f"{path} is finished, {flag} would have no effect: give --rounds as well")
         return None
+    if ("deploy" in directory.config) != deployed:
+        raise UserError(
+            f"{path} is trained on this machine alone: go on with fedcsd resume {shlex.quote(str(path))}"
+            if deployed
+            else f"{path} is trained over Flower: go on with {_again(directory)}"
+        )
     experiment = prepare({**directory.settings, **changes}, parts=directory.partition(), **(given or {}))
     _check_same(path, experiment, directory)
     tracking.check(config_of(experiment))
@@ -272,18 +278,14 @@ def _tell_if_old(directory: RunDirectory) -> None:
         note(f"{directory.path} was trained before {file} changed: remove that folder to train it again")
 
 
-def train(job: Job, watch: Watch | None = None) -> Run:
+def train(job: Job, watch: Watch | None = None, place: Place = here) -> Run:
     """The rounds that are still to do, each recorded and checkpointed."""
     directory = job.directory
     try:
-        with (
-            _sigterm_as_interrupt(),
-            backend_for(job.experiment) as backend,
-            _states(job) as states,
-            tracking.tracked(
-                watch, job.config, directory.path if directory else None, job.history
-            ) as watches,
-        ):
+        path = directory.path if directory else None
+        at = place(job.experiment, path)
+        followed = tracking.tracked(watch, job.config, path, job.history)
+        with sigterm_as_interrupt(), at as (backend, states), followed as watches:
             federation = Federation(job.experiment, backend, watches, states)
             if job.saved:
                 federation.load(*job.saved)
@@ -343,8 +345,13 @@ def _with_saved(error: BaseException, directory: RunDirectory | None) -> str:
     rounds = directory.rounds_saved
     saved = f"rounds 1 to {rounds} are saved" if rounds else "no round was finished"
     change = " --lr …" if isinstance(error, Diverged) else ""
-    again = f"go on with: fedcsd resume {shlex.quote(str(directory.path))}{change}"
-    return "; ".join(filter(None, (message, saved, again)))
+    return "; ".join(filter(None, (message, saved, f"go on with: {_again(directory)}{change}")))
+
+
+def _again(directory: RunDirectory) -> str:
+    """The command that takes up a run."""
+    deploy = directory.config.get("deploy", {})
+    return str(deploy.get("again") or f"fedcsd resume {shlex.quote(str(directory.path))}")
 
 
 def _finish(job: Job, weights: Weights) -> Run:
@@ -357,41 +364,3 @@ def _finish(job: Job, weights: Weights) -> Run:
     directory.finish(summary, save(state))
     mended = tuple(directory.mended)
     return Run(job.config, job.history, summary, state, directory.path, mended=mended)
-
-
-@contextmanager
-def backend_for(experiment: Experiment, observer: Observer | None = None) -> Iterator[Backend]:
-    settings, site = experiment.settings, experiment.site(observer)
-    if settings.device == "cpu":
-        workers = min(settings.workers or cores(), len(cohort(settings, 0)))
-        backend: Backend = LocalBackend(site, experiment.network.layout, workers)
-    else:
-        backend = DeviceBackend(site, settings.engine, settings.workers)
-    try:
-        yield backend
-    finally:
-        backend.close()
-
-
-def _states(job: Job) -> AbstractContextManager[States]:
-    experiment = job.experiment
-    return client_states(
-        experiment.settings, experiment.network.layout, job.directory.path if job.directory else None
-    )
-
-
-@contextmanager
-def _sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM, a scheduler's way of asking, ends a run like Ctrl-C."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -116,14 +116,14 @@ class RunDirectory:
         cls,
         path: Path,
         config: Mapping[str, Any],
-        partition: tuple[list[Rows], list[Rows], int, Counts],
+        partition: tuple[list[Rows], list[Rows], int, Counts | None],
         needed: int,
         *,
         overwrite: bool = False,
     ) -> "RunDirectory":
         """A new run directory with its config and partition; never over one that exists, unless told."""
         run = cls(path)
-        run._check_free(overwrite)
+        run.check_free(overwrite)
         try:
             path.mkdir(parents=True, exist_ok=True)
             run.lock()
@@ -143,7 +143,7 @@ class RunDirectory:
             ) from None
         return run
 
-    def _check_free(self, overwrite: bool) -> None:
+    def check_free(self, overwrite: bool) -> None:
         """Refuse a place that holds anything but what an earlier run, or the start of one, left there."""
         path = self.path
         try:

@@ -28,10 +28,11 @@ from fedcsd.errors import Diverged, RunStopped
 from fedcsd.exchange import Reply
 from fedcsd.experiments import FROM_PYTHON, config_of, make_method
 from fedcsd.federation import Experiment
-from fedcsd.jobs import Run, backend_for
+from fedcsd.jobs import Run
 from fedcsd.methods import Method
 from fedcsd.models.network import Outputs
 from fedcsd.objectives import kl_divergence
+from fedcsd.places import backend_for
 from fedcsd.training import Client
 from fedcsd.weights import Mean, Weights
 

@@ -14,8 +14,9 @@ from fedcsd.errors import UserError
 from fedcsd.exchange import Reply, Request
 from fedcsd.experiments import FROM_PYTHON, prepare
 from fedcsd.federation import Experiment, Federation, cohort
-from fedcsd.jobs import Run, backend_for, load_run
+from fedcsd.jobs import Run, load_run
 from fedcsd.methods import Method
+from fedcsd.places import backend_for
 from fedcsd.runs import RunDirectory
 from fedcsd.training import Observer
 from fedcsd.weights import Values, Weights

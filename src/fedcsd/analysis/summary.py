@@ -13,6 +13,8 @@ OWN_DATA = (
     "client_accuracy_personal_worst_decile",
 )  # of the final round: the global model, and each client's own, on the clients' own test data
 
+DROPPED = ("refused", "late", "missing", "lost_states")  # of a deployed run: answers that did not count
+
 
 def summarise(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The result of a run: the final round counts; the best one is shown as what it is."""
@@ -31,6 +33,9 @@ def summarise(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "seconds": sum(r["seconds"] for r in history),
         "diverged": sum(r["diverged"] for r in history),
     }
+    for name in DROPPED:
+        if any(name in r for r in history):
+            summary[name] = sum(r.get(name, 0) for r in history)
     for name in ("logit_drift", "feature_drift", "local_accuracy"):
         values = [r[name] for r in history if r.get(name) is not None]
         if values:

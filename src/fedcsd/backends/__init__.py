@@ -3,7 +3,7 @@
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -26,6 +26,14 @@ class Backend(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class Apart(Backend, Protocol):
+    """A backend for where the server has no test data."""
+
+    def evaluate_apart(self, round: int, weights: Weights) -> dict[str, Any]:
+        """What the clients measured of a model on their own test data, as part of the round's record."""
+        ...
 
 
 def in_short(error: Exception) -> str:

@@ -21,6 +21,7 @@ TRIES = 1000
 
 
 def counts_of(data: Dataset, parts: Sequence[Rows]) -> Counts:
+    """Samples of each class at each client."""
     labels = data.y_train.cpu().numpy()
     return np.array([np.bincount(labels[rows], minlength=data.classes) for rows in parts])
 

@@ -7,6 +7,7 @@ from math import ceil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from fedcsd import seeds
@@ -18,13 +19,16 @@ from fedcsd.errors import UserError
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
 
 
-def image_folder(path: Path, *, size: int = 0, test: float = 0.2, train_pool: float = 0) -> Dataset:
+def image_folder(
+    path: Path, *, size: int = 0, test: float = 0.2, train_pool: float = 0, classes: str = ""
+) -> Dataset:
     """A folder of images, class/image or domain/class/image.
 
     size        scale all images to size × size
     test        the share of each domain, rounded up, that is test data; not used with train/ and test/ folders
     train_pool  training images of each domain: 0 for all that are not test data, a share of the domain
                 if below 1, else a number
+    classes     the names of all classes in order, A,B,…, where the folder need not have them all
     """
     if not 0 < test < 1:
         raise UserError(f"data.test must be between 0 and 1, not {test:g}")
@@ -38,13 +42,14 @@ def image_folder(path: Path, *, size: int = 0, test: float = 0.2, train_pool: fl
         raise UserError(
             f"{path}: {'/'.join(odd)} does not fit; all images must be class/image or all domain/class/image"
         )
-    classes, labels = numbered([p[-2] for p in parts])
+    known, labels = _labelled(path, [p[-2] for p in parts], classes)
     domains, groups = numbered([p[0] if len(p) == 3 else path.name for p in parts])
-    if len(classes) < 2:
+    if len(known) < 2:
         raise UserError(
-            f"{path} holds one class only ({classes[0]}): classification needs at least two folders of images"
+            f"{path} holds one class only ({known[0]}): classification needs at least two folders of images"
         )
     options = {"size": size, "test": test, "pool": train_pool, "paths": ["/".join(p[:-1]) for p in parts]}
+    options |= {"classes": classes} if classes else {}
     key = content_key(files, {**options, "kind": "folder"})
     train, held, named = split(groups, domains, test, train_pool)
     by = Groups(domains, torch.from_numpy(groups)[train], torch.from_numpy(groups)[held]) if named else None
@@ -59,9 +64,19 @@ def image_folder(path: Path, *, size: int = 0, test: float = 0.2, train_pool: fl
             title=path.name,
         )
         arrays = (x[: len(train)], y[train], x[len(train) :], y[held])
-        return Dataset.of_arrays(*arrays, name=path.name, classes=len(classes), groups=by)
+        return Dataset.of_arrays(*arrays, name=path.name, classes=len(known), groups=by)
 
     return cached(path.name, key, make)
+
+
+def _labelled(path: Path, folders: list[str], classes: str) -> tuple[list[str], Any]:
+    """All classes and the number of each image's: by the names in order, or as they are given."""
+    if not classes:
+        return numbered(folders)
+    known = [name.strip() for name in classes.split(",")]
+    if strange := sorted(set(folders) - set(known)):
+        raise UserError(f"{path} has a folder {strange[0]}, which is none of the classes {', '.join(known)}")
+    return known, np.array([known.index(name) for name in folders], dtype=np.int64)
 
 
 def images_below(path: Path) -> Iterator[Path]:

@@ -9,25 +9,26 @@ from fedcsd.data.dataset import ARRAYS, Dataset, Groups, group
 from fedcsd.errors import UserError
 
 
-def npz(path: Path, *, client: str = "client") -> Dataset:
+def npz(path: Path, *, client: str = "client", classes: int = 0) -> Dataset:
     """An .npz file with x_train, y_train, x_test, y_test.
 
     client   an array with the client of each training sample, for `--partition column`, if there is one;
              with `_test` behind its name, of each test sample
+    classes  how many there are, where the file need not have them all
     """
     try:
         with np.load(path, allow_pickle=False) as file:
             if missing := [name for name in ARRAYS if name not in file]:
                 raise UserError(f"{path} lacks {', '.join(missing)}: it needs {', '.join(ARRAYS)}")
             arrays = [file[name] for name in ARRAYS]
-            classes = int(file["classes"]) if "classes" in file else None
+            number = int(file["classes"]) if "classes" in file else None
             columns = {name: file[name] for name in (client, f"{client}_test") if name in file}
     except (zipfile.BadZipFile, ValueError, TypeError, EOFError, OSError):
         raise UserError(
             f"cannot read {path}: it is not an .npz archive of plain arrays, as numpy.savez writes it"
         ) from None
     return Dataset.of_arrays(
-        *arrays, name=path.stem, classes=classes, groups=_groups(columns, client, arrays)
+        *arrays, name=path.stem, classes=classes or number, groups=_groups(columns, client, arrays)
     )
 
 

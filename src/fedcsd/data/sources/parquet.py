@@ -40,6 +40,7 @@ def parquet(
     size: int = 0,
     test: float = 0.2,
     keep_labels: int = 0,
+    classes: int = 0,
     title: str = "",
 ) -> Dataset:
     """Parquet files with an image and a label column.
@@ -48,6 +49,7 @@ def parquet(
     client         a column that names the client of each sample, for `--partition column`
     size           scale all images to size × size
     test           the share that is set aside as test data where there is no test file
+    classes        how many there are, where the files need not have them all
     """
     if not 0 < test < 1:
         raise UserError(f"data.test must be between 0 and 1, not {test:g}")
@@ -55,7 +57,7 @@ def parquet(
     if not files["train"]:
         raise UserError(f"{path} holds no .parquet files with training data")
     options: dict[str, Any] = {"image": image, "label": label, "client": client, "size": size}
-    options |= {"test": test, "keep_labels": keep_labels}
+    options |= {"test": test, "keep_labels": keep_labels, "classes": classes}
     key = content_key([*files["train"], *files["test"]], {**options, "kind": "parquet"})
     title = title or path.stem
     return cached(title, key, lambda: _decode(files, title, **options))
@@ -71,6 +73,7 @@ def _decode(
     size: int,
     test: float,
     keep_labels: int,
+    classes: int,
 ) -> Dataset:
     """Read and decode all files."""
     tables = {split: [_read(path) for path in paths] for split, paths in files.items() if paths}
@@ -97,14 +100,14 @@ def _decode(
     groups = group(who) if client else None
     if "test" in x:
         arrays = (x["train"], y["train"], x["test"], y["test"])
-        return Dataset.of_arrays(*arrays, name=title, classes=keep_labels or None, groups=groups)
+        return Dataset.of_arrays(*arrays, name=title, classes=classes or keep_labels or None, groups=groups)
     order = torch.from_numpy(seeds.rng(0, "test split").permutation(len(y["train"])))
     cut = int(np.ceil(test * len(order)))
     there, here = order[:cut].sort().values, order[cut:].sort().values
     if groups:
         groups = Groups(groups.names, groups.train[here], groups.train[there])
     arrays = (x["train"][here], y["train"][here], x["train"][there], y["train"][there])
-    return Dataset.of_arrays(*arrays, name=title, classes=keep_labels or None, groups=groups)
+    return Dataset.of_arrays(*arrays, name=title, classes=classes or keep_labels or None, groups=groups)
 
 
 def _read(path: Path) -> Any:

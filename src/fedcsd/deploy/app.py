@@ -1,0 +1,76 @@
+"""The Flower app as files: what `flwr run` takes."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from fedcsd import __version__
+
+TESTED = ">=1.41,<2"
+PACKAGE = "fedcsd_app"
+SERVER = '''"""The server's part: the round loop of fedcsd, in the place where Flower starts it."""
+
+from fedcsd.deploy.server import app
+
+__all__ = ["app"]
+'''
+CLIENT = '''"""The part that runs at each site.
+
+Flower's mods for clipping or noise go around training like this; set mods = true in pyproject.toml as well:
+
+    from flwr.clientapp.mod import LocalDpMod
+    from fedcsd.deploy.client import make_app
+
+    app = make_app(mods=[LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=10.0, delta=1e-5)])
+"""
+
+from fedcsd.deploy.client import app
+
+__all__ = ["app"]
+'''
+KEYS = (
+    "out",
+    "experiment",
+    "again",
+    "status",
+    "resume",
+    "overwrite",
+    "mode",
+    "set",
+    "data_options",
+    "join_timeout",
+)
+DEFAULTS: dict[str, Any] = dict.fromkeys(KEYS, "") | {
+    "resume": False,
+    "overwrite": False,
+    "join_timeout": 0.0,
+}
+
+
+def write_app(folder: Path, config: Mapping[str, Any], *, client: str = CLIENT) -> None:
+    """An app with these settings, all of which `flwr run --run-config` may change."""
+    package = folder / PACKAGE
+    package.mkdir(parents=True, exist_ok=True)
+    about = {
+        "name": "fedcsd-app",
+        "version": "1.0.0",
+        "description": "A federation trained with fedcsd",
+        "license": "Apache-2.0",
+        "dependencies": [f"flwr{TESTED}", f"fedcsd[flower]>={__version__}"],
+    }
+    components = {"serverapp": f"{PACKAGE}.server_app:app", "clientapp": f"{PACKAGE}.client_app:app"}
+    document = {
+        "build-system": {"requires": ["hatchling"], "build-backend": "hatchling.build"},
+        "project": about,
+        "tool": {
+            "hatch": {"build": {"targets": {"wheel": {"packages": ["."]}}}},
+            "flwr": {
+                "app": {"publisher": "fedcsd", "components": components, "config": {**DEFAULTS, **config}}
+            },
+        },
+    }
+    (folder / "pyproject.toml").write_text(tomli_w.dumps(document), encoding="utf-8")
+    for name, text in (("__init__", '"""A Flower app."""\n'), ("server_app", SERVER), ("client_app", client)):
+        (package / f"{name}.py").write_text(text, encoding="utf-8")

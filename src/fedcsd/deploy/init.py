@@ -1,0 +1,75 @@
+"""`fedcsd deploy init`: a Flower app and what people need who run it."""
+
+import shutil
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import tomli_w
+
+from fedcsd.deploy.app import PACKAGE, write_app
+from fedcsd.errors import UserError
+
+PAGES = {
+    "README.md": "README.md",
+    "JOIN.md": "JOIN.md",
+    "nginx.conf": "nginx.conf",
+    "fedcsd-superlink.service": "systemd/fedcsd-superlink.service",
+    "fedcsd-supernode.service": "systemd/fedcsd-supernode.service",
+}
+SIMULATION = {"SIMULATION.md": "README.md"}
+INNER = 8000  # where the SuperLink listens, on the server itself
+
+
+def write_folder(
+    folder: Path,
+    host: str,
+    port: int,
+    sites: int,
+    config: Mapping[str, Any],
+    data_options: str,
+    own: Path | None = None,
+) -> None:
+    """The app, its pages and units; without a host the app is for a simulation. Never into a folder that
+    holds anything. A method's own file goes along with the app."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder} exists already and is not empty: choose another folder")
+    mode = "sites" if host else "partition"
+    settings = {"mode": mode, "clients": sites, "out": "runs/federation", "data_options": data_options}
+    try:
+        write_app(folder, {**settings, **config})
+        if own:
+            shutil.copy(own, folder / PACKAGE / own.name)
+        facts = {"host": host, "port": port, "inner": INNER, "sites": sites}
+        facts |= {
+            "check": f"--options '{data_options}'" if data_options else "",
+            "classes": _classes(data_options),
+        }
+        for page, target in (PAGES if host else SIMULATION).items():
+            text = files("fedcsd").joinpath(f"templates/deploy/{page}").read_text(encoding="utf-8")
+            path = folder / target
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(Template(text).substitute(facts).replace(" \n", "\n"), encoding="utf-8")
+        here = {
+            "address": f"127.0.0.1:{INNER}",
+            "root-certificates": str(folder.resolve() / "certificates/ca.crt"),
+        }
+        simulation = {"address": ":local:"}
+        name, connection = ("federation", here) if host else ("simulation", simulation)
+        connections = {"superlink": {"default": name, name: connection}}
+        (folder / "flower-config.toml").write_text(tomli_w.dumps(connections), encoding="utf-8")
+        (folder / ".gitignore").write_text("certificates/\nruns/\n*.key\n*.db*\nnginx*\n!nginx.conf\n")
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from None
+
+
+def _classes(data_options: str) -> str:
+    """What a site must know of how classes are numbered."""
+    given = dict(option.partition("=")[::2] for option in data_options.split())
+    if names := given.get("classes", "").strip("'\""):
+        if names.isdigit():
+            return f"There are {names} classes, numbered from 0 in the same order at every site. You need not have them all."
+        return f"The classes are {names.replace(',', ', ')}. You need not have them all; other folders are refused."
+    return "Every site must number or name its classes in the same way."

@@ -1,0 +1,187 @@
+"""Flower's own programs as processes of ours: started with what they need, and stopped whatever happens."""
+
+import ctypes
+import os
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from uuid import uuid4
+
+from fedcsd.errors import RunStopped, UserError
+
+MARK = "FEDCSD_DEPLOYMENT"
+PATIENCE = 6.0  # seconds to end by itself
+PR_SET_PDEATHSIG = 1
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    sockets = [socket.socket() for _ in range(count)]
+    for some in sockets:
+        some.bind(("127.0.0.1", 0))
+    ports = [int(some.getsockname()[1]) for some in sockets]
+    for some in sockets:
+        some.close()
+    return ports
+
+
+def is_free(port: int) -> bool:
+    with socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            return True
+    return False
+
+
+def program(name: str) -> str:
+    """One of Flower's commands, of the environment that this is."""
+    path = Path(sys.executable).parent / name
+    if not path.exists():
+        raise UserError("this needs Flower: pip install 'fedcsd[flower]'")
+    return str(path)
+
+
+def _end_with_parent() -> None:
+    """In the child: be killed if the parent dies, however it dies."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+class Processes:
+    """Processes that end with this object, or with this process. All that they start bears their mark."""
+
+    def __init__(self, folder: Path):
+        self.folder, self.mark = folder, uuid4().hex
+        self.logs = folder / "logs"
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> "Processes":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def environment(self, name: str) -> dict[str, str]:
+        """A home of its own for Flower's files, no calls home, and where its programs find each other."""
+        return {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            "FLWR_HOME": str(self.folder / name),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+            MARK: self.mark,
+        }
+
+    def start(self, name: str, command: Sequence[str], more: Mapping[str, str] | None = None) -> None:
+        """Start one of Flower's programs; what it says goes to logs/NAME.log."""
+        with open(self.logs / f"{name}.log", "ab") as log:
+            self.running[name] = subprocess.Popen(
+                [program(command[0]), *command[1:]],
+                env={**self.environment(name), **(more or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for this process, which then stops them in order
+                preexec_fn=_end_with_parent,
+            )
+
+    def call(self, command: Sequence[str], timeout: float = 60) -> None:
+        """Run one of Flower's programs to its end."""
+        done = subprocess.run(
+            [program(command[0]), *command[1:]],
+            env=self.environment("cli"),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        with open(self.logs / "cli.log", "a", encoding="utf-8") as log:
+            log.write(done.stdout + done.stderr)
+        if done.returncode:
+            said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+            raise RunStopped(f"{command[0]} {command[1]} failed: {said[-1] if said else done.returncode}")
+
+    def check(self, name: str) -> None:
+        """Stop if one of them has ended, which it should not do by itself."""
+        if self.running[name].poll() is not None:
+            raise RunStopped(f"{name} ended by itself: {self.last_words(name)}")
+
+    def last_words(self, name: str) -> str:
+        path = self.logs / f"{name}.log"
+        lines = [line.strip() for line in path.read_text(errors="replace").splitlines() if line.strip()]
+        return f"{lines[-1][:200]} (all of it: {path})" if lines else f"see {path}"
+
+    def end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
+        """Stop one of them and all that it started."""
+        process = self.running.pop(name)
+        home = f"FLWR_HOME={self.folder / name}".encode()
+        with suppress(ProcessLookupError):
+            process.send_signal(how)
+        if how is signal.SIGKILL:
+            self._kill(home)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(PATIENCE)
+        self._kill(home)
+        process.wait()
+
+    def stop(self) -> None:
+        """Stop all of them, and whatever they have started."""
+        for process in self.running.values():
+            with suppress(ProcessLookupError):
+                process.terminate()
+        until = time.monotonic() + PATIENCE
+        for process in self.running.values():
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.0, until - time.monotonic()))
+        self._kill(f"{MARK}={self.mark}".encode())
+        for process in self.running.values():
+            process.wait()
+        self.running.clear()
+
+    def _kill(self, mark: bytes) -> None:
+        """Kill whatever has this in its environment; some of Flower's processes leave their parent's group."""
+        until = time.monotonic() + PATIENCE
+        while (found := marked(mark)) and time.monotonic() < until:
+            for number in found:
+                with suppress(ProcessLookupError):
+                    os.kill(number, signal.SIGKILL)
+            time.sleep(0.05)
+
+
+def marked(mark: bytes) -> list[int]:
+    """Processes with this in their environment, which children inherit."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with suppress(OSError):
+            if mark in path.read_bytes().split(b"\0") and int(path.parent.name) != os.getpid():
+                found.append(int(path.parent.name))
+    return found
+
+
+def wait_for_server(
+    address: str, certificate: Path | None, processes: Processes, seconds: float = 120
+) -> None:
+    """Until the SuperLink answers; without a certificate it is one that speaks without TLS."""
+    context = ssl.create_default_context(cafile=str(certificate)) if certificate else None
+    url = f"http{'s' if certificate else ''}://{address}/health"
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        processes.check("superlink")
+        with suppress(OSError), urllib.request.urlopen(url, timeout=2, context=context):
+            return
+        time.sleep(0.1)
+    raise RunStopped(f"the SuperLink does not answer at {address}: {processes.last_words('superlink')}")

@@ -1,0 +1,75 @@
+"""Who is who: which node is which client, and what each of them has."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedcsd.deploy.checks import shown
+from fedcsd.deploy.messages import Malformed, Parcel
+from fedcsd.deploy.post import Post
+from fedcsd.errors import note
+
+Admit = Callable[[Mapping[str, Any]], int | None]
+"""Which client a node is by what it says of itself, None for not yet known; Malformed if it cannot be one."""
+
+
+class Roster:
+    """Greets nodes that are new, and knows the others by what they answered."""
+
+    def __init__(self, post: Post, hello: Mapping[str, Any], admit: Admit):
+        self.post, self.hello, self.admit = post, dict(hello), admit
+        self.nodes: dict[int, int] = {}  # of each client
+        self.about: dict[int, dict[str, Any]] = {}  # by node
+        self.refused: dict[int, str] = {}  # by node
+        self._greeted: dict[str, int] = {}
+
+    def refresh(self) -> None:
+        """Greet who is new and read who has answered."""
+        online = self.post.online()
+        waiting = set(self._greeted.values())
+        # One that went away may come back put right.
+        self.refused = {node: why for node, why in self.refused.items() if node in online}
+        for node in sorted(online - self.about.keys() - self.refused.keys() - waiting):
+            if message := self.post.send(node, Parcel({"kind": "join", **self.hello}), "query", "join"):
+                self._greeted[message] = node
+        for arrival in self.post.collect(self._greeted):
+            node = self._greeted.pop(arrival.message)
+            if arrival.gone:
+                continue
+            parcel = arrival.parcel or Parcel({"error": arrival.failed or arrival.wrong})
+            self._know(node, parcel.header, online)
+
+    def _know(self, node: int, about: dict[str, Any], online: set[int]) -> None:
+        try:
+            if "error" in about:
+                raise Malformed(shown(about["error"]))
+            if not isinstance(about.get("name"), str) or type(about.get("samples")) is not int:
+                raise Malformed("it does not say who it is")
+            client = self.admit(about)
+            if client is not None and self.nodes.get(client, node) in online - {node}:
+                raise Malformed(f"another node is {shown(about['name'])} already")
+        except (Malformed, ValueError, KeyError, TypeError, OverflowError) as error:
+            self.refused[node] = str(error)
+            note(f"node {node} ({shown(about.get('name', 'unnamed'))}) is not let in: {error}")
+            return
+        self.about[node] = about
+        if client is not None:
+            self.nodes[client] = node
+
+    def appoint(self, admit: Admit) -> None:
+        """Give every node that is known its client, now that it can be told."""
+        self.admit, known = admit, self.about
+        self.about = {}
+        for node, about in known.items():
+            self._know(node, about, set())
+
+    def node(self, client: int) -> int | None:
+        """The node of a client, if it is there."""
+        node = self.nodes.get(client)
+        return node if node in self.post.online() else None
+
+    def samples(self, client: int) -> int:
+        return int(self.about[self.nodes[client]]["samples"])
+
+    def name(self, client: int) -> str:
+        node = self.nodes.get(client)
+        return shown(self.about[node]["name"]) if node in self.about else str(client)
