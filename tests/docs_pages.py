@@ -253,6 +253,9 @@ def parsed(arguments: list[str]) -> None:
     from fedcsd.config import TABLES, Settings, checked, parse_assignments
 
     command = cli.get_command(click.Context(cli), arguments[0])
+    if isinstance(command, click.Group) and len(arguments) > 1:
+        arguments = arguments[1:]
+        command = command.get_command(click.Context(command), arguments[0])
     assert command is not None, f"there is no fedcsd {arguments[0]}"
     if "--help" in arguments or len(arguments) == 1:  # a sentence that names a command
         return

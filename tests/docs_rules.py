@@ -48,6 +48,7 @@ RULES = (
     Rule("^fedcsd drift ", "one local epoch on few images", add="--epochs 1 --images 100"),
     Rule("^fedcsd tsne ", "few points, one local epoch", add="--epochs 1 --samples 60"),
     Rule("^fedcsd watch ", "serves until it is stopped: test_report_browser.py does that", how="parse"),
+    Rule("^fedcsd deploy local", "starts a SuperLink and SuperNodes: tests/deploy does that", how="parse"),
     Rule("--mlflow http", "no tracking server is there: test_tracking.py tracks into a file", how="parse"),
     Rule("--data-dir", "where the data is here", swap={"/data": DATA or "/data"}),
     Rule("--data-dir", "not in FEDCSD_DATA here", how="run" if DATA else "parse"),
