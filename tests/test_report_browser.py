@@ -286,11 +286,9 @@ def test_charts_fit_after_the_window_has_changed(browser: Chrome, compared: Path
         look(browser, width, dark)
     right = """
       const box = document.querySelector('#accuracy .plot'), full = box._fullLayout;
-      const area = '.plotbg, .bglayer rect, .nsewdrag', traces = '#accuracy .scatterlayer .trace';
-      const plot = box.querySelector(area).getBoundingClientRect();
-      const line = [...document.querySelectorAll(traces)].at(-1).querySelector('.js-line');
-      const last = line.getBoundingClientRect();
+      const plot = box.querySelector('.nsewdrag').getBoundingClientRect();
+      const last = [...box.querySelectorAll('.scatterlayer .trace .js-line')].at(-1).getBoundingClientRect();
       const axis = full.xaxis, x = box.data.at(-1).x;
-      return [+document.querySelector('#accuracy .main-svg').getAttribute('width') - box.clientWidth,
+      return [+box.querySelector('.main-svg').getAttribute('width') - box.clientWidth,
         last.left - plot.left - axis.l2p(x[0]), last.right - plot.left - axis.l2p(x.at(-1))]"""
     until(lambda: max(map(abs, browser.execute_script(right))) < 4, 10)

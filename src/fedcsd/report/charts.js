@@ -120,7 +120,7 @@ function level(y, colour) {
 
 function fewRounds(data) {
   const longest = Math.max(0, ...Object.values(data.series).map((s) => s.x.round.length));
-  return longest <= 10 ? { dtick: 1, range: [0.5, longest + 0.5] } : {};
+  return longest <= 10 ? { dtick: 1, rangemode: "normal" } : {};
 }
 
 // Classes: methods × classes after the last round, or rounds × classes of one method.
