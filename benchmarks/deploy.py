@@ -4,7 +4,9 @@ A real SuperLink and real SuperNodes with TLS and authentication. The nodes reac
 relay that counts every byte in both directions: what TLS, HTTP and Flower's own calls add is in it.
 
     python benchmarks/deploy.py --data mnist --train-size 2000
-    python benchmarks/deploy.py --data mnist --train-size 200 --model resnet18 --methods fedavg
+    python benchmarks/deploy.py --data small.npz --model resnet18 --rounds 3
+
+A large model is tested after each round on all test data, at the server: choose data with few test images.
 """
 
 import argparse
