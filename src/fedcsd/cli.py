@@ -255,6 +255,7 @@ def show(path: Path) -> None:
         from fedcsd.analysis.tables import load_rows
 
         show_compared(path, *load_rows(path))
+        name_files(path, "report.html")
         return
 
     from fedcsd.analysis.summary import progress_of, summarise
@@ -282,8 +283,16 @@ def show(path: Path) -> None:
         say(
             f"not finished: {len(history)} of {settings['rounds']} rounds. `fedcsd resume {path}` goes on with it"
         )
-    elif (path / "curves.png").exists():
-        say(f"curves: {path / 'curves.png'}")
+    else:
+        name_files(path, "curves.png", "report.html")
+
+
+def name_files(folder: Path, *names: str) -> None:
+    """Those that are there."""
+    from fedcsd.console import say
+
+    for path in filter(Path.exists, (folder / name for name in names)):
+        say(f"{path.stem}: {path}")
 
 
 def show_finished(finished: Any) -> None:
