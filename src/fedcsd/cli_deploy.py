@@ -329,7 +329,7 @@ def key(path: Path) -> None:
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror or error}") from None
     print(f"keep:                     {path}")
-    print(f"send to the coordinator:  {public}")
+    print(f"send to the person who runs the server:  {public}")
 
 
 @deploy.command()

@@ -161,7 +161,7 @@ def take_up(
         raise UserError(
             f"{path} is trained on this machine alone: go on with fedcsd resume {shlex.quote(str(path))}"
             if deployed
-            else f"{path} is trained over Flower: go on with {_again(directory)}"
+            else f"{path} is trained over Flower: go on with {directory.again}"
         )
     experiment = prepare({**directory.settings, **changes}, parts=directory.partition(), **(given or {}))
     _check_same(path, experiment, directory)
@@ -345,13 +345,7 @@ def _with_saved(error: BaseException, directory: RunDirectory | None) -> str:
     rounds = directory.rounds_saved
     saved = f"rounds 1 to {rounds} are saved" if rounds else "no round was finished"
     change = " --lr …" if isinstance(error, Diverged) else ""
-    return "; ".join(filter(None, (message, saved, f"go on with: {_again(directory)}{change}")))
-
-
-def _again(directory: RunDirectory) -> str:
-    """The command that takes up a run."""
-    deploy = directory.config.get("deploy", {})
-    return str(deploy.get("again") or f"fedcsd resume {shlex.quote(str(directory.path))}")
+    return "; ".join(filter(None, (message, saved, f"go on with: {directory.again}{change}")))
 
 
 def _finish(job: Job, weights: Weights) -> Run:

@@ -157,7 +157,7 @@ class RunDirectory:
         is_run = "config.toml" in content and "fedcsd" in _versions(path / "config.toml")
         if is_run and not overwrite:
             raise UserError(
-                f"{path} holds a run already: fedcsd resume {shlex.quote(str(path))} goes on with it, "
+                f"{path} holds a run already: {self.again} goes on with it, "
                 "--overwrite replaces it, or choose another --out"
             )
         begun = {"partition.npz", "checkpoints"} if not any((path / "checkpoints").glob("*")) else set()
@@ -212,6 +212,13 @@ class RunDirectory:
             return tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise UserError(f"cannot read {self.path / 'config.toml'}: {error}") from None
+
+    @property
+    def again(self) -> str:
+        """The command that takes it up."""
+        return str(
+            self.config.get("deploy", {}).get("again") or f"fedcsd resume {shlex.quote(str(self.path))}"
+        )
 
     @property
     def settings(self) -> dict[str, Any]:

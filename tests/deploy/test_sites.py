@@ -1,5 +1,7 @@
 """Sites with data of their own: the server sees none of it, and comes to the weights of a simulation of the same."""
 
+import threading
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -196,6 +198,31 @@ def test_a_site_that_says_nonsense_of_itself_is_not_let_in(
     values = {"clients": 3, "mode": "sites", "data_options": "classes=4", "join_timeout": 0.3}
     with pytest.warns(UserWarning, match="not let in"), pytest.raises(RunStopped, match="2 of 3 sites"):
         deployed(grid, tmp_path / "run", **values)
+
+
+def test_a_second_site_of_the_same_name_waits_outside_until_it_has_another(
+    tables: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    grid, names = of_sites(tmp_path, tables), sorted(tables)
+    right = grid.nodes[101]
+    grid.nodes[101] = Node({**right.config, "site": grid.nodes[100].name}, tmp_path)
+
+    def put_right() -> None:
+        grid.online = grid.online - {101}
+        time.sleep(2)
+        grid.nodes[101], grid.online = right, grid.online | {101}
+
+    later = threading.Timer(2, put_right)
+    later.start()
+    with pytest.warns(UserWarning, match="another site has that name already"):
+        run = deployed(
+            grid, tmp_path / "run", method="fedavg", clients=3, mode="sites", data_options="classes=4"
+        )
+    later.join()
+    assert run.settings["clients"] == 3
+    said = capsys.readouterr().out
+    assert "2 of 3 sites are there (" in said
+    assert RunDirectory.open(tmp_path / "run").config["deploy"]["agreed"]["names"] == names
 
 
 def test_a_node_says_what_its_config_lacks(tmp_path: Path) -> None:

@@ -64,9 +64,13 @@ class Node:
             kind = parcel.header["kind"]
             return {"join": self.join, "ask": self.ask, "evaluate": self.evaluate}[kind](parcel)
         except UserError as error:
-            return Parcel({"error": str(error)})
+            return self._error(str(error))
         except Exception as error:
-            return Parcel({"error": in_short(error)})
+            return self._error(in_short(error))
+
+    def _error(self, text: str) -> Parcel:
+        name = str(self.config.get("site", self.config.get("partition-id", "unnamed")))
+        return Parcel({"error": text, "name": name})
 
     def join(self, parcel: Parcel) -> Parcel:
         """Who this is and what it has, for a run that begins or goes on."""

@@ -1,12 +1,16 @@
 """Who is who: which node is which client, and what each of them has."""
 
-from collections.abc import Callable, Mapping
+import math
+import time
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from fedcsd.deploy.checks import shown
 from fedcsd.deploy.messages import Malformed, Parcel
 from fedcsd.deploy.post import Post
-from fedcsd.errors import note
+from fedcsd.errors import RunStopped, note
+
+TELL = 30.0  # seconds after which it is said again who is waited for
 
 Admit = Callable[[Mapping[str, Any]], int | None]
 """Which client a node is by what it says of itself, None for not yet known; Malformed if it cannot be one."""
@@ -28,6 +32,8 @@ class Roster:
         waiting = set(self._greeted.values())
         # One that went away may come back put right.
         self.refused = {node: why for node, why in self.refused.items() if node in online}
+        if not self.nodes:  # nobody is appointed yet
+            self.about = {node: about for node, about in self.about.items() if node in online}
         for node in sorted(online - self.about.keys() - self.refused.keys() - waiting):
             if message := self.post.send(node, Parcel({"kind": "join", **self.hello}), "query", "join"):
                 self._greeted[message] = node
@@ -47,6 +53,10 @@ class Roster:
             client = self.admit(about)
             if client is not None and self.nodes.get(client, node) in online - {node}:
                 raise Malformed(f"another node is {shown(about['name'])} already")
+            if client is None and about["name"] in {self.about[n]["name"] for n in self.about if n in online}:
+                raise Malformed(
+                    "another site has that name already: stop this one, and give it one of its own"
+                )
         except (Malformed, ValueError, KeyError, TypeError, OverflowError) as error:
             self.refused[node] = str(error)
             note(f"node {node} ({shown(about.get('name', 'unnamed'))}) is not let in: {error}")
@@ -54,6 +64,21 @@ class Roster:
         self.about[node] = about
         if client is not None:
             self.nodes[client] = node
+
+    def wait(self, there: Callable[[], Collection[object]], wanted: int, what: str, timeout: float) -> None:
+        """Until so many are there; who is, is said when it changes and every half a minute."""
+        until, told, last = time.monotonic() + (timeout or math.inf), -math.inf, ""
+        while len(there()) < wanted:
+            self.refresh()
+            names = ", ".join(sorted(shown(about["name"]) for about in self.about.values()))
+            text = f"{len(there())} of {wanted} {what} are there{f' ({names})' if names else ''}"
+            if time.monotonic() > until:
+                refused = f": {next(iter(self.refused.values()))}" if self.refused else ""
+                raise RunStopped(f"{text}{refused}")
+            if len(there()) < wanted and (text != last or time.monotonic() - told > TELL):
+                print(f"{text}; waiting for the others", flush=True)
+                told, last = time.monotonic(), text
+            time.sleep(0.5)
 
     def appoint(self, admit: Admit) -> None:
         """Give every node that is known its client, now that it can be told."""

@@ -3,7 +3,6 @@
 import json
 import os
 import secrets
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -23,7 +22,7 @@ from fedcsd.deploy.post import Post
 from fedcsd.deploy.remote import NodeStates
 from fedcsd.deploy.roster import Roster
 from fedcsd.deploy.settings import Deployment, deployment_of
-from fedcsd.errors import RunStopped, UserError, show_notes
+from fedcsd.errors import UserError, show_notes
 from fedcsd.experiments import config_of
 from fedcsd.federation import Experiment, Record, Watch
 from fedcsd.runs import RunDirectory, write_whole
@@ -110,7 +109,9 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> jobs.Run:
         states = NodeStates()
         yield FlowerBackend(experiment, session.deployment, session.post, roster, states), states
 
-    wait_for(roster, len(job.experiment.parts), float(config.get("join_timeout", 0)))
+    roster.wait(
+        lambda: roster.nodes, len(job.experiment.parts), "nodes", float(config.get("join_timeout", 0))
+    )
     return jobs.train(job, Log(), nodes)
 
 
@@ -141,17 +142,6 @@ def begin(session: Session) -> tuple[jobs.Job | None, Roster]:
 
     hello = {**session.hello, "config": config_of(experiment)}
     return job, Roster(session.post, hello, admit)
-
-
-def wait_for(roster: Roster, clients: int, timeout: float) -> None:
-    """Until every client has its node."""
-    until = time.monotonic() + timeout if timeout else float("inf")
-    while len(roster.nodes) < clients:
-        roster.refresh()
-        if time.monotonic() > until:
-            refused = f": {next(iter(roster.refused.values()))}" if roster.refused else ""
-            raise RunStopped(f"{len(roster.nodes)} of {clients} nodes are there{refused}")
-        time.sleep(0.5)
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:

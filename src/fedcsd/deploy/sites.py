@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from collections.abc import Mapping
 from hashlib import blake2b
 from itertools import pairwise
@@ -18,7 +17,7 @@ from fedcsd.data.partition import Rows
 from fedcsd.deploy.checks import shown
 from fedcsd.deploy.messages import Malformed
 from fedcsd.deploy.roster import Roster
-from fedcsd.errors import RunStopped, UserError
+from fedcsd.errors import UserError
 from fedcsd.experiments import config_of
 from fedcsd.runs import RunDirectory
 
@@ -91,12 +90,7 @@ def agree(session: "Session", roster: Roster) -> dict[str, Any]:
     wanted = int(session.values.get("clients", 0))
     if not wanted:
         raise UserError("say how many sites there are: clients=… in the app's config")
-    until = time.monotonic() + float(session.config.get("join_timeout", 0) or math.inf)
-    while len({about["name"] for about in roster.about.values()}) < wanted:
-        roster.refresh()
-        if time.monotonic() > until:
-            raise RunStopped(f"{len(roster.about)} of {wanted} sites are there")
-        time.sleep(0.5)
+    roster.wait(lambda: roster.about, wanted, "sites", float(session.config.get("join_timeout", 0)))
     sites = sorted(roster.about.values(), key=lambda about: str(about["name"]))
     kinds = {json.dumps([about["shape"], about["dtype"]]) for about in sites}
     if len(kinds) > 1:
