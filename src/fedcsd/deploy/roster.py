@@ -32,8 +32,9 @@ class Roster:
         waiting = set(self._greeted.values())
         # One that went away may come back put right.
         self.refused = {node: why for node, why in self.refused.items() if node in online}
-        if not self.nodes:  # nobody is appointed yet
+        if not self.nodes and self.about.keys() - online:  # nobody is appointed yet: a name is free again
             self.about = {node: about for node, about in self.about.items() if node in online}
+            self.refused = {}
         for node in sorted(online - self.about.keys() - self.refused.keys() - waiting):
             if message := self.post.send(node, Parcel({"kind": "join", **self.hello}), "query", "join"):
                 self._greeted[message] = node
