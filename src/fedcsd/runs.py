@@ -157,8 +157,7 @@ class RunDirectory:
         is_run = "config.toml" in content and "fedcsd" in _versions(path / "config.toml")
         if is_run and not overwrite:
             raise UserError(
-                f"{path} holds a run already: {self.again} goes on with it, "
-                "--overwrite replaces it, or choose another --out"
+                f"{path} holds a run already: {self.again} goes on with it, --overwrite replaces it, or choose another --out"
             )
         begun = {"partition.npz", "checkpoints"} if not any((path / "checkpoints").glob("*")) else set()
         strange = sorted(name for name in content - (OWN if is_run else begun) if not name.startswith("."))
@@ -216,9 +215,8 @@ class RunDirectory:
     @property
     def again(self) -> str:
         """The command that takes it up."""
-        return str(
-            self.config.get("deploy", {}).get("again") or f"fedcsd resume {shlex.quote(str(self.path))}"
-        )
+        here = f"fedcsd resume {shlex.quote(str(self.path))}"
+        return str(self.config.get("deploy", {}).get("again", here))
 
     @property
     def settings(self) -> dict[str, Any]:
