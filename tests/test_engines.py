@@ -281,32 +281,37 @@ def test_what_no_longer_stacks_goes_on_in_lanes() -> None:
 
 
 def test_bfloat16_copies_follow_the_flat_vector_and_bring_gradients_back() -> None:
-    def network(bf16: bool) -> Network:
-        torch.manual_seed(0)
-        layers = [
-            nn.Conv2d(3, 16, 3),
-            nn.BatchNorm2d(16),
-            nn.Conv2d(16, 8, 3),
-            nn.Flatten(),
-            nn.Linear(8 * 16, 5),
-        ]
-        return Network(nn.Sequential(*layers), torch.randn(2, 3, 8, 8), bf16=bf16)
-
-    plain, half = network(False), network(True)
-    torch.testing.assert_close(half.flat, plain.flat, rtol=0, atol=0)
-    for p, q in zip(plain.module.parameters(), half.module.parameters(), strict=True):
-        torch.testing.assert_close(q.float(), p, rtol=1e-2, atol=1e-3)
-    places = torch.arange(len(half.gradient), dtype=torch.float32)
-    starts = np.cumsum([0, *(p.numel() for p in half.trained)])
-    gradients = [
-        (places[start : start + p.numel()].view(p.shape) % 256).to(p.dtype)
-        for p, start in zip(half.trained, starts, strict=False)
+    torch.manual_seed(0)
+    layers = [
+        nn.Conv2d(3, 16, 3),
+        nn.BatchNorm2d(16),
+        nn.Conv2d(16, 8, 3),
+        nn.Conv2d(8, 8, 1),
+        nn.Conv2d(8, 8, 3, groups=8),
+        nn.Flatten(),
+        nn.Linear(8 * 4, 5),
     ]
+    half = Network(nn.Sequential(*layers), torch.randn(2, 3, 8, 8), bf16=True)
+    starts = np.cumsum([0, *(p.numel() for p in half.trained)])
+    half.flat.copy_(torch.randn(len(half.flat)))
+    half.refresh()
+    for p, start in zip(half.trained, starts, strict=False):
+        assert p.dtype == (torch.bfloat16 if p.dim() > 1 else torch.float32)
+        assert torch.equal(p, half.flat[start : start + p.numel()].view(p.shape).to(p.dtype))
+
+    places = torch.arange(len(half.gradient), dtype=torch.float32)
     assert half.rounded is not None
-    half.rounded.gather([*gradients[:-1], None], half.gradient)
-    expected = places % 256
-    expected[starts[-2] :] = 0
-    assert torch.equal(half.gradient, expected)
+    for form in (torch.contiguous_format, torch.channels_last):
+        gradients = [
+            (places[start : start + p.numel()].view(p.shape) % 256).to(p.dtype)
+            for p, start in zip(half.trained, starts, strict=False)
+        ]
+        gradients = [g.contiguous(memory_format=form) if g.dim() == 4 else g for g in gradients]
+        half.gradient.fill_(-1)
+        half.rounded.gather([*gradients[:-1], None])
+        expected = places % 256
+        expected[starts[-2] :] = 0
+        assert torch.equal(half.gradient, expected)
 
 
 def test_the_fused_optimizer_takes_the_same_steps() -> None:

@@ -23,6 +23,7 @@ from fedcsd.kernels import convolution
 from fedcsd.methods import Method, methods
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.training import Client
+from fedcsd.weights import weighted_mean
 
 pytestmark = [
     pytest.mark.gpu,
@@ -157,6 +158,42 @@ def test_bfloat16_stays_near() -> None:
             experiment(FedAvg(), device="cuda", model=model, lr=0.01, precision="bf16", engine="graphs")
         )
         assert 0 < apart(full, half) < 0.2, model
+
+
+def test_compiled_networks_stay_near() -> None:
+    values = {"model": "resnet18", "lr": 0.01, "augment": "cifar", "device": "cuda", "engine": "graphs"}
+    plain, compiled = (
+        trained(experiment(methods.load("fedcsd")(), compile=compile, **values)) for compile in (False, True)
+    )
+    assert apart(plain, compiled) < 0.05
+
+
+@dataclass
+class Counting(Method):
+    """Clients that count their trainings, in place."""
+
+    def round(self, server: Any, ask: Any) -> None:
+        server.weights = weighted_mean(ask(self.train, weights=server.weights))
+
+    def train(self, client: Client, weights: Any) -> Any:
+        client.state.setdefault("count", torch.zeros(3, device=weights.flat.device)).add_(1)
+        return client.train(weights, self.loss)
+
+    def loss(self, batch: Batch) -> Tensor:
+        return batch.cross_entropy
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("room", [0.25, 0.0])
+def test_states_stay_on_the_device_if_there_is_room(
+    engine: str, room: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "SERVER", room)
+    federation = trained(experiment(Counting(), device="cuda", engine=engine, participation=1.0))
+    assert len(federation.states) == 6
+    for state in federation.states.values():
+        assert state["count"].is_cuda == bool(room)
+        assert state["count"].tolist() == [3, 3, 3]
 
 
 @dataclass

@@ -211,3 +211,14 @@ def nbytes(value: Value) -> int:
 def moved(values: Values, device: torch.device | str) -> dict[str, Any]:
     """Values with their weights and tensors on a device."""
     return {name: v.to(device) if isinstance(v, (Weights, Tensor)) else v for name, v in values.items()}
+
+
+def copied(values: Values, device: torch.device | str) -> dict[str, Any]:
+    """Values with copies of their weights, the same by token, and of their tensors, on a device."""
+
+    def copy(value: Value) -> Any:
+        if isinstance(value, Weights):
+            return replace(value, flat=value.flat.to(device, copy=True))
+        return value.to(device, copy=True) if isinstance(value, Tensor) else value
+
+    return {name: copy(value) for name, value in values.items()}

@@ -20,7 +20,7 @@ from fedcsd.engines.stacked import NotStackable
 from fedcsd.errors import MethodFailed, RunStopped, UserError
 from fedcsd.exchange import Reply, Request
 from fedcsd.site import Site
-from fedcsd.weights import Values, Weights, moved
+from fedcsd.weights import Values, Weights, copied, moved
 
 SMALL = 4_000_000  # numbers in a model up to which stacking is worth a try
 FEW = 4  # clients for which it is not
@@ -60,7 +60,7 @@ class DeviceBackend:
                 runner.close()
 
     def _state(self, states: Mapping[int, Values], client: int) -> Values:
-        return moved(states.get(client, {}), self.site.device)
+        return copied(states.get(client, {}), self.site.device)  # a method may change it in place
 
     def _run(
         self, request: Request, clients: Sequence[int], states: Mapping[int, Values]
@@ -93,7 +93,7 @@ class DeviceBackend:
         for client in clients:
             try:
                 reply = self.site.answer(request, client, self._state(states, client))
-                yield delivered(reply, self.server_device)
+                yield delivered(reply, self.server_device, len(self.site.parts))
             except Exception as error:
                 yield error
 

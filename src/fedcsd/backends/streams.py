@@ -16,14 +16,14 @@ from fedcsd.engines.stacked import Stacked, Turn, take_turns
 from fedcsd.exchange import Reply, Request
 from fedcsd.site import Site
 from fedcsd.training import Engine
-from fedcsd.weights import Values, Weights, moved
+from fedcsd.weights import Values, Weights, copied, moved, nbytes
 
 MANY = 10  # lanes for a model whose training takes little memory
 HEAVY = 2 << 30  # bytes of a lane from which on a few fill the device
 FILLED = 5  # lanes that do
 HELD = 32  # replies that may wait for their turn
 WIDEST = 128  # clients stacked as one
-SERVER = 0.25  # of the device's memory that waiting replies may take
+SERVER = 0.25  # of the device's memory that waiting replies may take, and that clients' states may
 
 State = Callable[[int], Values]
 
@@ -44,16 +44,23 @@ def device_of_server(site: Site) -> torch.device:
     return site.device
 
 
-def delivered(reply: Reply, server_device: torch.device) -> Reply:
-    """A reply as the server gets it; what the client is to remember lies on the CPU meanwhile."""
+def delivered(reply: Reply, server_device: torch.device, clients: int) -> Reply:
+    """A reply as the server gets it. What the client is to remember stays on the device if such states
+    of so many clients, those of this round and of the last, have room there."""
     values = moved(reply.values, server_device)
+    state = copied(reply.state, "cpu" if _too_much(reply.state, clients) else server_device)
     if server_device.type == "cuda":
         # They were made on a lane's stream, and are used and freed on the server's.
-        for value in values.values():
+        for value in [*values.values(), *state.values()]:
             tensor = value.flat if isinstance(value, Weights) else value
-            if isinstance(tensor, Tensor):
+            if isinstance(tensor, Tensor) and tensor.is_cuda:
                 tensor.record_stream(torch.cuda.default_stream())
-    return replace(reply, values=values, state=moved(reply.state, "cpu"))
+    return replace(reply, values=values, state=state)
+
+
+def _too_much(state: Values, clients: int) -> bool:
+    size = 2 * clients * sum(nbytes(value) for value in state.values())
+    return torch.cuda.is_available() and size > SERVER * torch.cuda.mem_get_info()[1]
 
 
 class Counted:
@@ -78,9 +85,8 @@ class Lane:
     def answer(self, request: Request, client: int, state: Values, engine: Engine | None = None) -> Reply:
         with torch.cuda.stream(self.stream):
             self.stream.wait_stream(torch.cuda.default_stream())
-            reply = delivered(
-                self.site.answer(request, client, state, engine or self.engine), self.server_device
-            )
+            reply = self.site.answer(request, client, state, engine or self.engine)
+            reply = delivered(reply, self.server_device, len(self.site.parts))
             self.stream.synchronize()
         return reply
 
@@ -297,7 +303,10 @@ class Group:
             self.engine.stream.wait_stream(torch.cuda.default_stream())
         with self._stream():
             replies = self._answered(request.function, [answers(client) for client in clients])
-            replies = [delivered(r, self.server_device) if isinstance(r, Reply) else r for r in replies]
+            number = len(self.site.parts)
+            replies = [
+                delivered(r, self.server_device, number) if isinstance(r, Reply) else r for r in replies
+            ]
         if self.site.device.type == "cuda":
             torch.cuda.default_stream().wait_stream(self.engine.stream)
         return replies

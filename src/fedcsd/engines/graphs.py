@@ -128,8 +128,9 @@ class Steps:
             name: Outputs(*(out.new_zeros(most, out.shape[1]) for out in table))
             for name, table in task.known.items()
         }
-        self.compiled = torch.compile(self.network.module) if settings.compile else self.network.module
         self.task = task
+        networks = [self.network, *task.live.values()] if settings.compile else []
+        self.compiled = [(network, torch.compile(network.module)) for network in networks]
         self.sums: dict[str, Tensor] = {}
         self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         """by batch size and number of steps"""
@@ -174,9 +175,9 @@ class Steps:
         images = self.site.images(rows, None if self.numbers is None else self.numbers[places])
         network.train(single=size == 1)
         network.refresh()
-        # Compiled for the one size that most batches have: another would compile anew.
-        compiled = settings.compile and size == settings.batch_size
-        network.forward = self.compiled if compiled else network.module
+        for one, compiled in self.compiled:
+            # for the one size that most batches have: another would compile anew
+            one.forward = compiled if size == settings.batch_size else one.module
         frozen = looked_up(self.known, self.order[places]) if self.known else run_live(self.task, images)
         batch = Batch(*network(images), self.site.data.y_train[rows], frozen, self.given)
         network.differentiate(tally(self.sums, batch, self.loss(batch)))

@@ -87,6 +87,10 @@ class Network:
         self.layout = Layout.of(module, self.classifier)
         self.classifier.__class__ = tapped(type(self.classifier))
         self.norms = [m for m in module.modules() if isinstance(m, _BatchNorm)]
+        if images.is_cuda:
+            for norm in self.norms:
+                if norm.momentum is not None:
+                    norm.num_batches_tracked = None  # a count that nobody reads: an operation for each layer
         self._buffers: list[tuple[nn.Module, str, Tensor]] = []
         self._mode: tuple[bool, bool] | None = None
         self._bind()
@@ -176,7 +180,7 @@ class Network:
         mean = loss.mean() if loss.dim() else loss
         gradients = torch.autograd.grad(mean, self.trained, allow_unused=True)
         if self.rounded is not None:
-            self.rounded.gather(gradients, self.gradient)
+            self.rounded.gather(gradients)
             return
         pieces = [
             (torch.zeros_like(p) if g is None else g).reshape(-1)
@@ -187,7 +191,7 @@ class Network:
     def refresh(self) -> None:
         """Take over the flat vector's present values, where the model works on a rounded copy."""
         if self.rounded is not None:
-            self.rounded.refresh(self.parameters)
+            self.rounded.refresh()
 
     def load(self, weights: Weights) -> None:
         self._hold_buffers()
@@ -256,39 +260,42 @@ def tapped(kind: type[nn.Module]) -> type[nn.Module]:
 class Rounded:
     """A network's matrices and convolutions in bfloat16, the latter channels last.
 
-    They are one vector as well: rounding all of it, and bringing its gradient back, are a few
-    operations on vectors, where a cast for each layer would be hundreds.
+    All of them are rounded, and their gradients brought back, in one operation, where a cast for each
+    layer would be hundreds. Kernels whose numbers then lie in another order than in the flat vector
+    are put in order before, all together.
     """
 
     def __init__(self, network: Network, module: nn.Module):
-        self.trained = network.trained
-        starts = itertools.accumulate((p.numel() for p in self.trained), initial=0)
-        chosen = [(p, start) for p, start in zip(self.trained, starts, strict=False) if p.dim() > 1]
-        self.places = {id(p): start for p, start in chosen}
+        self.trained, self.parameters = network.trained, network.parameters
         self.channels_last = any(isinstance(m, nn.Conv2d) and m.in_channels >= 16 for m in module.modules())
-        here = network.flat.device
-        # Where each number of the rounded vector lies in the flat one, and where each of the flat one lies
-        # when the rounded ones come first and the others after them.
-        order = [
-            self._flattened(torch.arange(start, start + p.numel(), device=here).view(p.shape))
-            for p, start in chosen
-        ]
-        starts = itertools.accumulate((p.numel() for p in self.trained), initial=0)
-        rest = [
-            torch.arange(start, start + p.numel(), device=here)
-            for p, start in zip(self.trained, starts, strict=False)
-            if id(p) not in self.places
-        ]
-        both = torch.cat([*order, *rest])
-        self.back = torch.empty_like(both)
-        self.back[both] = torch.arange(len(both), device=here)
-        self.order, self.back = torch.cat(order).int(), self.back.int()  # half the bytes to read
-        self.vector = torch.empty(len(self.order), dtype=torch.bfloat16, device=here)
-        stop = 0
-        for p, _ in chosen:
-            piece, stop = self.vector[stop : stop + p.numel()], stop + p.numel()
-            p.data = self._shaped(piece, p)
-        self.refresh(network.parameters)
+        sizes = [p.numel() for p in self.trained]
+        starts = list(itertools.accumulate(sizes, initial=0))
+        values, self.slopes = (torch.split(some, sizes) for some in (self.parameters, network.gradient))
+        self.exact: list[int] = []  # parameters by number
+        self.straight: list[int] = []
+        self.turned: list[int] = []
+        there: list[Tensor] = []
+        back: list[Tensor] = []
+        for number, (p, value) in enumerate(zip(self.trained, values, strict=True)):
+            if p.dim() < 2:
+                self.exact.append(number)
+            elif self._last(p) and 1 < p.shape[1] < p[0].numel():
+                self.turned.append(number)
+                order = self._flattened(torch.arange(p.numel(), device=value.device).view(p.shape))
+                there.append(order.add(starts[number]))
+                back.append(order.argsort().add(sum(len(some) for some in back)))
+            else:
+                self.straight.append(number)
+            if p.dim() > 1:
+                form = torch.channels_last if self._last(p) else torch.contiguous_format
+                p.data = torch.empty_like(p, dtype=torch.bfloat16, memory_format=form)
+        self.pieces = [sizes[n] for n in self.turned]
+        if self.turned:  # where their numbers lie in the flat vector; where its numbers lie among them
+            self.there, self.back = torch.cat(there).int(), torch.cat(back).int()
+        self.in_order = self.parameters.new_empty(sum(self.pieces))
+        self.exactly = [*(values[n] for n in self.straight), *torch.split(self.in_order, self.pieces)]
+        self.rounded = [self._flattened(self.trained[n].data) for n in (*self.straight, *self.turned)]
+        self.refresh()
 
     def _last(self, tensor: Tensor) -> bool:
         return self.channels_last and tensor.dim() == 4
@@ -296,27 +303,30 @@ class Rounded:
     def _flattened(self, tensor: Tensor) -> Tensor:
         return (tensor.permute(0, 2, 3, 1) if self._last(tensor) else tensor).reshape(-1)
 
-    def _shaped(self, piece: Tensor, like: Tensor) -> Tensor:
-        if not self._last(like):
-            return piece.view(like.shape)
-        o, c, h, w = like.shape
-        return piece.view(o, h, w, c).permute(0, 3, 1, 2)
-
     def arrange(self, images: Tensor) -> Tensor:
         return images.contiguous(memory_format=torch.channels_last) if self._last(images) else images
 
-    def refresh(self, parameters: Tensor) -> None:
-        torch.index_select(parameters.bfloat16(), 0, self.order, out=self.vector)
+    def refresh(self) -> None:
+        """Round the flat vector's present values."""
+        if self.turned:
+            torch.index_select(self.parameters, 0, self.there, out=self.in_order)
+        copy_all(self.rounded, self.exactly)
 
-    def gather(self, gradients: Sequence[Tensor | None], out: Tensor) -> None:
-        """Bring gradients, each in its parameter's type and order, into the flat vector `out`."""
-        rounded: list[Tensor] = []
-        rest: list[Tensor] = []
-        for p, g in zip(self.trained, gradients, strict=True):
-            g = torch.zeros_like(p) if g is None else g
-            (rounded if id(p) in self.places else rest).append(self._flattened(g))
-        together = torch.empty_like(out)
-        together[: len(self.order)] = torch.cat(rounded)
-        if rest:
-            torch.cat(rest, out=together[len(self.order) :])
-        torch.index_select(together, 0, self.back, out=out)
+    def gather(self, gradients: Sequence[Tensor | None]) -> None:
+        """Bring gradients, each in its parameter's type and order, into the flat vector."""
+        found = [
+            self._flattened(torch.zeros_like(p) if g is None else g)
+            for p, g in zip(self.trained, gradients, strict=True)
+        ]
+        rounded = [found[n] for n in self.straight]
+        if self.turned:
+            turned = torch.cat([found[n] for n in self.turned]).index_select(0, self.back)
+            rounded += torch.split(turned, self.pieces)
+        copy_all([self.slopes[n] for n in (*self.straight, *self.turned)], rounded)
+        copy_all([self.slopes[n] for n in self.exact], [found[n] for n in self.exact])
+
+
+def copy_all(places: list[Tensor], values: list[Tensor]) -> None:
+    """Copy each value to its place, in one operation where PyTorch has it."""
+    if places:
+        torch._foreach_copy_(places, values)
