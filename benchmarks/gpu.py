@@ -18,7 +18,9 @@ of the same shapes serve. Without a GPU it says so and ends.
 import argparse
 import json
 import platform
+import shlex
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -37,6 +39,7 @@ from fedcsd.errors import UserError
 from fedcsd.experiments import prepare
 from fedcsd.federation import Experiment, Federation
 from fedcsd.methods import methods
+from fedcsd.provenance import commit
 
 
 @dataclass(frozen=True)
@@ -221,6 +224,8 @@ def main() -> None:
         print("skipped: there is no CUDA device here")
         return
     facts = {
+        "command": shlex.join(["python", *sys.argv]),
+        "commit": commit(),
         "gpu": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "python": platform.python_version(),
