@@ -154,6 +154,14 @@ def test_a_part_that_only_leaves_out_is_not_shown_nor_its_data_needed(tmp_path: 
     assert fedcsd("reproduce", "table1", *given, "--dry-run").returncode == 2
 
 
+def test_a_picture_has_no_empty_panel_and_all_names(tmp_path: Path) -> None:
+    made = reproduce(["fig-mask"], choices(), tmp_path, only={"data": {"femnist"}})[0]
+    picture = made.files[0].with_name("fig-mask.svg").read_text()
+    assert "FEMNIST" in picture
+    assert "CIFAR" not in picture
+    assert all(name in picture for name in ("wrong, filtered", "right, lost", "all, right"))
+
+
 def test_an_interruption_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
     counted = Counted(when=3)
     with pytest.raises(

@@ -85,9 +85,12 @@ def mask(report: Report, stem: Path, on_step: object = None) -> list[Path]:
         "right_lost": "right, lost",
         "teacher_accuracy": "all, right",
     }
-    figure, axes = _panels(1, len(measured.part.rows), (COLUMN, 2.1), sharey="row")
-    for axis, row in zip(axes[0], measured.part.rows, strict=True):
-        cells = [r.cell for r in measured.results if r.cell.row == row]
+    cells_of = {row: [r.cell for r in measured.results if r.cell.row == row] for row in measured.part.rows}
+    shown = [row for row, cells in cells_of.items() if any(_ended(report, cell.point) for cell in cells)]
+    shown = shown or list(cells_of)
+    figure, axes = _panels(1, len(shown), (COLUMN, 2.1), sharey="row")
+    for axis, row in zip(axes[0], shown, strict=True):
+        cells = cells_of[row]
         for index, cell in enumerate(cells):
             _curves(axis, _ended(report, cell.point), cell.measure, index, names[cell.measure])
         first = measured.column(measured.part.columns[0])
@@ -96,14 +99,16 @@ def mask(report: Report, stem: Path, on_step: object = None) -> list[Path]:
         _rounds(axis)
         axis.set_ylim(-3, 103)
     axes[0][0].set_ylabel("of soft labels (%)")
-    _legend(figure, axes[0][0])
+    _legend(figure, axes)
     return _save(figure, stem)
 
 
 def communication(report: Report, stem: Path, on_step: object = None) -> list[Path]:
     """Accuracy against rounds, above, and against what was sent, below."""
-    figure, axes = _panels(2, len(report.parts), (PAGE, 3.3), sharey="col")
-    for column, measured in enumerate(report.parts):
+    parts = [m for m in report.parts if any(_ended(report, r.cell.point) for r in m.results)]
+    parts = parts or report.parts
+    figure, axes = _panels(2, len(parts), (PAGE, 3.3), sharey="col")
+    for column, measured in enumerate(parts):
         cells = measured.column(measured.part.columns[0])
         for index, cell in enumerate(result.cell for result in cells):
             ended = _ended(report, cell.point)
@@ -114,7 +119,7 @@ def communication(report: Report, stem: Path, on_step: object = None) -> list[Pa
         axes[1][column].set_xlabel("sent, both ways (MB)")
     for row in axes:
         row[0].set_ylabel("test accuracy (%)")
-    _legend(figure, axes[0][0])
+    _legend(figure, axes)
     return _save(figure, stem)
 
 
@@ -235,10 +240,15 @@ def _rounds(axis: Axes) -> None:
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
-def _legend(figure: Figure, axis: Axes) -> None:
-    handles, labels = axis.get_legend_handles_labels()
+def _legend(figure: Figure, axes: Any) -> None:
+    """Of the lines of all panels: one of them may lack a method whose runs are not there."""
+    found = {
+        label: handle
+        for axis in axes.flat
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
+    }
     look: dict[str, Any] = {"frameon": False, "handlelength": 2.6, "columnspacing": 1.4}
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), **look)
+    figure.legend(found.values(), found, loc="outside lower center", ncols=len(found), **look)
 
 
 def _save(figure: Figure, stem: Path) -> list[Path]:
