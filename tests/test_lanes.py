@@ -65,9 +65,13 @@ class Deadly(FedAvg):
         return client.train(weights, self.loss)
 
 
+@pytest.mark.parametrize("clients", [4, 24])  # of many, the next is with the worker already
 @pytest.mark.parametrize("deaths", [1, 2])
-def test_a_worker_that_dies_is_replaced_and_its_client_retrained(tmp_path: Path, deaths: int) -> None:
-    settings: dict[str, Any] = {"data": blobs(), "clients": 4, "min_samples": 2, "rounds": 2, "workers": 2}
+def test_a_worker_that_dies_is_replaced_and_its_client_retrained(
+    tmp_path: Path, deaths: int, clients: int
+) -> None:
+    settings: dict[str, Any] = {"clients": clients, "min_samples": 2, "rounds": 2, "workers": 2}
+    settings |= {"data": blobs(20 * clients), "partition": "iid"}
     run = fedcsd.run(method=Deadly(str(tmp_path), deaths), **settings)
     assert len(list(tmp_path.iterdir())) == deaths
     plain = fedcsd.run(method="fedavg", **settings)
@@ -106,12 +110,13 @@ def test_a_worker_killed_between_requests_is_replaced() -> None:
         backend.close()
 
 
-def test_replies_left_over_from_a_request_given_up_are_ignored() -> None:
-    experiment = small(FedAvg())
+@pytest.mark.parametrize("clients", [4, 24])
+def test_replies_left_over_from_a_request_given_up_are_ignored(clients: int) -> None:
+    experiment = small(FedAvg(), clients=clients, partition="iid")
     backend = LocalBackend(experiment.site(), experiment.network.layout, 2)
     try:
         request = Request(0, "train", {"weights": experiment.weights})
-        next(backend.ask(request, range(4), {}))  # the other three are never fetched
+        next(backend.ask(request, range(clients), {}))  # the others are never fetched
         replies = list(backend.ask(Request(1, "train", {"weights": experiment.weights}), [3, 1], {}))
         assert [r.client for r in replies] == [3, 1]
         direct = experiment.site().answer(Request(1, "train", {"weights": experiment.weights}), 3, {})
@@ -134,6 +139,42 @@ def test_spawned_workers_do_the_same_as_forked_ones() -> None:
         finally:
             backend.close()
     assert all(map(torch.equal, *results))
+
+
+class Keeping(FedAvg):
+    """Clients that remember more than a pipe takes at a time."""
+
+    def remember(self, client: Client, scale: float) -> Values:
+        kept = client.state.get("kept", torch.arange(300_000.0) + client.number) * scale
+        client.state["kept"] = kept
+        return {"sum": kept.double().sum()}
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_large_messages_to_lanes_that_are_busy(start: str) -> None:
+    experiment = small(Keeping(), clients=24, partition="iid")
+    backend = LocalBackend(experiment.site(), experiment.network.layout, 2, start)
+    try:
+        states: dict[int, Values] = {}
+        for round in range(3):
+            for reply in backend.ask(Request(round, "remember", {"scale": 2.0}), range(24), states):
+                states[reply.client] = reply.state
+                expected = 2.0 ** (round + 1) * (torch.arange(300_000.0) + reply.client).double().sum()
+                assert reply["sum"] == expected
+    finally:
+        backend.close()
+
+
+def test_the_server_has_one_thread_while_there_are_lanes() -> None:
+    before, experiment = torch.get_num_threads(), small(FedAvg())
+    torch.set_num_threads(2)
+    try:
+        backend = LocalBackend(experiment.site(), experiment.network.layout, 1)
+        assert torch.get_num_threads() == 1
+        backend.close()
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_after_a_gpu_was_used_workers_are_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,6 +149,9 @@ class Weights:
         return self.like(flat)
 
 
+PIECE = 1 << 16  # numbers at a time on a CPU: in float64 they have room near the processor
+
+
 class Mean:
     """A weighted mean of tensors, folded in one by one.
 
@@ -161,8 +164,11 @@ class Mean:
 
     def add(self, value: Tensor, weight: float = 1) -> None:
         if self.total is None:
-            self.total, self.dtype = torch.zeros_like(value, dtype=torch.float64), value.dtype
-        self.total.add_(value, alpha=weight)
+            self.total, self.dtype = value.new_zeros(value.shape, dtype=torch.float64), value.dtype
+        size = PIECE if value.is_cpu else max(1, value.numel())
+        totals, values = torch.split(self.total.view(-1), size), torch.split(value.reshape(-1), size)
+        for total, piece in zip(totals, values, strict=True):
+            total.add_(piece, alpha=weight)
         self.weight += weight
 
     @property

@@ -2,6 +2,7 @@
 
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +35,19 @@ class Apart(Backend, Protocol):
     def evaluate_apart(self, round: int, weights: Weights) -> dict[str, Any]:
         """What the clients measured of a model on their own test data, as part of the round's record."""
         ...
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keeps PyTorch in the server's process to one thread. The lanes have the cores; its threads would wait for
+    one another behind them, and spin for milliseconds after each operation in case there is another. And
+    sums do not depend on how many there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def in_short(error: Exception) -> str:

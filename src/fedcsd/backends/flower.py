@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from fedcsd.backends.local import one_thread
 from fedcsd.deploy.checks import Checks, shown
 from fedcsd.deploy.messages import Malformed, Parcel
 from fedcsd.deploy.post import Arrival, Post
@@ -76,8 +75,7 @@ class FlowerBackend:
         """The server has test data of its own."""
         assert self.site is not None
         request = Request(round, "evaluate", {"weights": weights})
-        with one_thread():
-            return [self.site.evaluate(request, block) for block in range(len(self.site.blocks))]
+        return [self.site.evaluate(request, block) for block in range(len(self.site.blocks))]
 
     def evaluate_apart(self, round: int, weights: Weights) -> dict[str, Any]:
         """Each site tests the model on its own data; what is right of all of it is the accuracy."""

@@ -16,7 +16,7 @@ import threading
 import traceback
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.multiprocessing  # lets tensors go to spawned processes in shared memory
 
-from fedcsd.backends import frames, in_short
+from fedcsd.backends import frames, in_short, one_thread
 from fedcsd.errors import MethodFailed, RunStopped, UserError
 from fedcsd.exchange import Reply, Request
 from fedcsd.site import Site
@@ -32,22 +32,12 @@ from fedcsd.weights import Layout, Values, Weights
 
 DEATHS = 3  # a client that ends its worker this often ends the run
 HELD_BYTES = 1 << 30  # replies that wait for their turn may take this much memory
+AHEAD = 4  # items that must be left for each lane if one is given to a lane that is still busy
+FITS = 1 << 15  # bytes of a message that a pipe takes whether or not somebody reads
 
 
 def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Keeps PyTorch in this process to one thread while lanes have the cores: what it does between
-    replies is small, and several threads would wait for each other behind the lanes."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _why_not() -> str:
@@ -60,12 +50,13 @@ def _why_not() -> str:
 
 
 class Lane:
-    """A worker process, the pipe to it, and memory that it shares if it is forked."""
+    """A worker process, the pipe to it, and memory that it shares if it is forked: in two halves, so that a
+    second item can lie there while it works on the first. What it is given it answers in that order."""
 
     def __init__(self, context: BaseContext, site: Site, layout: Layout):
         self.pipe, theirs = context.Pipe()
         forked = context.get_start_method() == "fork"
-        self.shared = frames.Shared(frames.room(layout)) if forked else None
+        self.shared = [frames.Shared(frames.room(layout)) if forked else None for _ in range(2)]
         self.process = context.Process(  # type: ignore[attr-defined]
             target=serve, args=(theirs, self.pipe, site, self.shared), daemon=True
         )
@@ -77,8 +68,30 @@ class Lane:
                 "module, or train in a Python process of its own"
             ) from None
         theirs.close()
-        self.request = 0  # the request whose values the lane has
-        self.item: int | None = None  # what it works on
+        self.request = 0  # the last of which it was given an item, and with the first the values
+        self.items: deque[tuple[int, int]] = deque()
+        """request and item of what it works on, and of what comes then"""
+        self.given, self.taken = itertools.cycle(self.shared), itertools.cycle(self.shared)
+        self.later: bytes | None = None
+
+    def give(self, request: int, item: int, header: dict[str, Any], values: Values) -> None:
+        """Send an item, at once or, if it is large and the lane still busy, when it has answered: two that
+        write to each other and do not read would wait for ever."""
+        message = frames.write(header, values, next(self.given))
+        busy = bool(self.items)
+        self.items.append((request, item))
+        if busy and len(message) > FITS:
+            self.later = message
+        else:
+            self.pipe.send_bytes(message)
+
+    def take(self) -> tuple[int, frames.Shared | None]:
+        """To be called with each answer: the request it is for, and the memory where its numbers are."""
+        if self.later is not None:
+            message, self.later = self.later, None
+            with suppress(OSError):  # it has died: one will see when it should answer
+                self.pipe.send_bytes(message)
+        return self.items.popleft()[0], next(self.taken)
 
     def stop(self) -> None:
         self.pipe.close()
@@ -86,7 +99,7 @@ class Lane:
         self.process.join()
 
 
-def serve(pipe: Connection, theirs: Connection, site: Site, shared: frames.Shared | None) -> None:
+def serve(pipe: Connection, theirs: Connection, site: Site, halves: Sequence[frames.Shared | None]) -> None:
     """A lane's life: answer until the other end is gone. Runs in the worker process."""
     theirs.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
@@ -97,7 +110,7 @@ def serve(pipe: Connection, theirs: Connection, site: Site, shared: frames.Share
     layout = site.network("student").layout
     request = Request(0, "", {})
     with suppress(EOFError, OSError):
-        while True:
+        for shared in itertools.cycle(halves):
             header, values, _ = frames.read(pipe.recv_bytes(), layout, shared)
             parts = parted(values)
             if "function" in header:
@@ -155,6 +168,8 @@ class LocalBackend:
         self.round = -1
         self.remembered = False  # whether lanes know something of this request's clients
         self.lanes = [Lane(self.context, site, layout) for _ in range(workers or cores())]
+        self.alone = ExitStack()
+        self.alone.enter_context(one_thread())
 
     def ask(self, request: Request, clients: Sequence[int], states: Mapping[int, Values]) -> Iterator[Reply]:
         if request.round != self.round:
@@ -169,34 +184,40 @@ class LocalBackend:
     def close(self) -> None:
         for lane in self.lanes:
             lane.stop()
+        self.alone.close()
 
     def _deal(self, request: Request, items: Sequence[int], states: Mapping[int, Values]) -> Iterator[Reply]:
         """Give each free lane the next item; yield the replies in the order of `items`."""
         number = next(self.requests)
-        with one_thread():
-            yield from self._replies(number, request, items, states)
-
-    def _replies(
-        self, number: int, request: Request, items: Sequence[int], states: Mapping[int, Values]
-    ) -> Iterator[Reply]:
         waiting, deaths = deque(items), Counter[int]()
         ready: dict[int, tuple[Reply, int]] = {}
         for head in items:
             while head not in ready:
                 full = sum(size for _, size in ready.values()) > HELD_BYTES
-                for lane in self.lanes:
-                    if lane.item is None and waiting and (not full or head in waiting):
-                        item = head if full else self._choose(lane, waiting, request.function)
-                        waiting.remove(item)
-                        if not self._send(lane, number, request, item, states.get(item, {})):
-                            self._bury(lane, number, deaths, waiting)
+                for lane in self._free(waiting, full):
+                    if not waiting or (full and head not in waiting):
+                        break
+                    item = head if full else self._choose(lane, waiting, request.function)
+                    waiting.remove(item)
+                    if not self._send(lane, number, request, item, states.get(item, {})):
+                        self._bury(lane, number, deaths, waiting)
                 for lane, answer in self._collect():
                     if answer is None:
                         self._bury(lane, number, deaths, waiting)
-                    elif lane.request == number:  # else it is left over from a request given up
-                        reply, size = self._reply(answer, lane.shared)
+                        continue
+                    asked, shared = lane.take()
+                    if asked == number:  # else it is left over from a request given up
+                        reply, size = self._reply(answer, shared)
                         ready[reply.client] = reply, size
             yield ready.pop(head)[0]
+
+    def _free(self, waiting: deque[int], full: bool) -> Iterator[Lane]:
+        """Lanes that have nothing to do, and then those that can be given what comes next: a lane need not
+        wait for its next item then. The last items go to whoever is done first."""
+        yield from [lane for lane in self.lanes if not lane.items]
+        for lane in [] if full else [lane for lane in self.lanes if len(lane.items) == 1]:
+            if len(waiting) > AHEAD * len(self.lanes):
+                yield lane
 
     def _choose(self, lane: Lane, waiting: deque[int], function: str) -> int:
         """The next item for a lane; a client goes back to the lane that knows its teacher's outputs."""
@@ -219,26 +240,22 @@ class LocalBackend:
         if lane.request != number:
             header |= {"round": request.round, "function": request.function}
             values = request.values
-        lane.request, lane.item = number, item
+        lane.request = number
         try:
-            lane.pipe.send_bytes(frames.write(header, joined(values, state), lane.shared))
+            lane.give(number, item, header, joined(values, state))
         except OSError:
             return False
         return True
 
     def _collect(self) -> Iterator[tuple[Lane, bytes | None]]:
         """Answers that have arrived; None for a lane that died."""
-        busy = {lane.pipe: lane for lane in self.lanes if lane.item is not None}
+        busy = {lane.pipe: lane for lane in self.lanes if lane.items}
         for pipe in wait(list(busy)) if busy else []:  # all may have died while they were given work
             assert isinstance(pipe, Connection)
-            lane = busy[pipe]
             try:
-                answer = pipe.recv_bytes()
+                yield busy[pipe], pipe.recv_bytes()
             except (EOFError, OSError):
-                yield lane, None
-                continue
-            lane.item = None
-            yield lane, answer
+                yield busy[pipe], None
 
     def _reply(self, answer: bytes, shared: frames.Shared | None) -> tuple[Reply, int]:
         """A reply, and the bytes it takes."""
@@ -254,18 +271,19 @@ class LocalBackend:
         ), size
 
     def _bury(self, lane: Lane, number: int, deaths: Counter[int], waiting: deque[int]) -> None:
-        """Replace a lane that died and put its client back, at most a few times."""
+        """Replace a lane that died and put its clients back; the one it worked on at most a few times."""
         lane.process.join(timeout=5)
-        code, item = lane.process.exitcode, lane.item
+        code = lane.process.exitcode
         lane.stop()
-        if lane.request == number and item is not None:
-            deaths[item] += 1
-            if deaths[item] >= DEATHS:
+        items = [item for asked, item in lane.items if asked == number]
+        if lane.items and lane.items[0][0] == number:
+            deaths[items[0]] += 1
+            if deaths[items[0]] >= DEATHS:
                 why = (
                     "killed, perhaps for want of memory" if code == -signal.SIGKILL else f"exit status {code}"
                 )
                 raise RunStopped(
-                    f"the worker process for client {item} died {DEATHS} times ({why}): try fewer --workers or a smaller --batch-size"
+                    f"the worker process for client {items[0]} died {DEATHS} times ({why}): try fewer --workers or a smaller --batch-size"
                 )
-            waiting.appendleft(item)
+        waiting.extendleft(reversed(items))
         self.lanes[self.lanes.index(lane)] = Lane(self.context, self.site, self.layout)

@@ -13,6 +13,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedcsd import jobs
+from fedcsd.backends import one_thread
 from fedcsd.backends.flower import FlowerBackend
 from fedcsd.config import TABLES, Settings, layered, parse_assignments
 from fedcsd.deploy import sites
@@ -107,7 +108,8 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> jobs.Run:
     @contextmanager
     def nodes(experiment: Experiment, run: Path | None) -> Iterator[tuple[FlowerBackend, NodeStates]]:
         states = NodeStates()
-        yield FlowerBackend(experiment, session.deployment, session.post, roster, states), states
+        with one_thread():
+            yield FlowerBackend(experiment, session.deployment, session.post, roster, states), states
 
     roster.wait(
         lambda: roster.nodes, len(job.experiment.parts), "nodes", float(config.get("join_timeout", 0))
