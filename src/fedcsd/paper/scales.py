@@ -67,17 +67,17 @@ SCALES = {
         "two cores",
     ),
     "small": Scale(
-        "20 rounds, 5,000 training images, the simple CNN, no augmentation, learning rates it trains well "
+        "30 rounds, 10,000 training images, the simple CNN, no augmentation, learning rates it trains well "
         "with: shows how the methods behave side by side, not the paper's numbers",
         (0, 1),
-        {**COMMON, **OPTIMIZER, "rounds": 20},
+        {**COMMON, **OPTIMIZER, "rounds": 30},
         _smaller(
-            cifar100={"train_size": 5000, "augment": "none", "epochs": 2, "lr": 0.03},
-            femnist={"train_size": 5000, "epochs": 1, "lr": 0.01},
-            office_caltech_10={"data": {"size": 32}, "augment": "none", "epochs": 5, "lr": 0.03},
+            cifar100={"train_size": 10_000, "augment": "none", "epochs": 2, "lr": 0.03},
+            femnist={"train_size": 10_000, "epochs": 1, "lr": 0.01},
+            office_caltech_10={"data": {"size": 32}, "augment": "none", "epochs": 5, "lr": 0.01},
         ),
         10,
-        {CIFAR: 23, FEMNIST: 18, OFFICE: 8, "mnist": 7, "digits": 3},
+        {CIFAR: 24, FEMNIST: 10, OFFICE: 5, "mnist": 7, "digits": 3},
         "two cores",
     ),
     "paper": Scale(
