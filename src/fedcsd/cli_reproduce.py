@@ -101,7 +101,7 @@ def reproduce(
     chosen, wanted = paper.names_of(names), parse_only(only)
     points = [point for name in chosen for point in EXHIBITS[name].points]
     needed = [point.data for point in points if is_wanted(point, wanted)]
-    instead, notes = stand_ins(needed, scale, parse_stand_ins(given), overrides)
+    instead, notes = stand_ins(needed, scale, parse_stand_ins(given), overrides, not no_train)
     choices = Choices(scale, parse_seeds(seeds, scale), overrides, instead, notes)
     out = out.expanduser()
     if dry_run:

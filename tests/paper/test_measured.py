@@ -15,7 +15,7 @@ from fedcsd.errors import Divergence
 from fedcsd.paper.exhibits import EXHIBITS, NAMES, PRINTED, Cell, Exhibit, Part, Point
 from fedcsd.paper.measured import MEASURES, Measured, Result, apart, best_in, measure, nearer_pool, order_of
 from fedcsd.paper.plan import Outcome
-from fedcsd.paper.report import Report, cell_text, findings, missing_line, order_lines
+from fedcsd.paper.report import Report, cell_text, findings, missing_line, order_lines, order_text
 from fedcsd.paper.scales import Choices
 
 NAN = math.nan
@@ -98,6 +98,10 @@ def test_the_order_of_four_methods_by_hand() -> None:
     # 71 against 72, spread √2 each: their difference of 1 is within √(2 + 2) = 2.
     assert order.unclear == (("a", "b"),)
     assert best_in(results) == {"b"}
+    text = "order differs, 4 of 5 pairs are as in the paper (Kendall's τ +0.60), the other way round "
+    assert order_text(results) == text + "1 pair that is no further apart than the seeds spread"
+    clear = [*results[1:], result("a", [66, 68], 74), result("e", [50, 50], 70), result("f", [80, 80], 50)]
+    assert "the other way round b above a; f above b, c, d, a, e" in order_text(clear)
 
 
 def test_pairs_whose_printed_order_is_not_sure_are_left_out() -> None:

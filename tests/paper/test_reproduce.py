@@ -17,7 +17,7 @@ import pytest
 from conftest import Fedcsd
 from PIL import Image
 
-from fedcsd.errors import Note
+from fedcsd.errors import Note, UserError
 from fedcsd.federation import Watch
 from fedcsd.paper.exhibits import EXHIBITS, PRINTED, TITLES, Point
 from fedcsd.paper.plan import Planned, digest, parse_only, plan
@@ -279,6 +279,12 @@ def test_stand_ins_for_what_is_not_there(tmp_path: Path, monkeypatch: pytest.Mon
     assert instead == {"cifar100": "digits"}
     assert notes["cifar100"].startswith("digits in place of CIFAR-100: not to be compared")
     assert stand_ins(["cifar100"], "smoke", {"cifar100": "cifar100"}, {}) == ({}, {})
+
+    empty = {"data_dir": str(tmp_path)}
+    with pytest.raises(UserError, match="FEMNIST is needed"):
+        stand_ins(["femnist"], "paper", {}, empty)
+    with pytest.warns(Note, match="FEMNIST was not found"):  # for tables of runs that are there
+        assert stand_ins(["femnist", "cifar100"], "paper", {}, empty, train=False)[0] == {"femnist": "mnist"}
 
 
 @pytest.mark.parametrize(

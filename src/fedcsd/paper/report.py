@@ -120,13 +120,13 @@ def order_lines(report: Report, pairs: bool = True) -> list[str]:
     for measured in report.parts:
         for column in measured.part.columns:
             results = measured.column(column)
-            if text := _order_text(results, pairs):
+            if text := order_text(results, pairs):
                 best = f"best here {_best(results)}, in the paper {_printed_best(results)}"
                 lines.append(f"{measured.part.title}, {column}: {text}; {best}")
     return lines
 
 
-def _order_text(results: Sequence[Result], pairs: bool) -> str:
+def order_text(results: Sequence[Result], pairs: bool = True) -> str:
     order = order_of(results)
     if sum(r.whole and r.cell.printed is not None for r in results) < 2:
         return ""
@@ -136,16 +136,22 @@ def _order_text(results: Sequence[Result], pairs: bool) -> str:
         return f"order holds in all {order.compared} pairs" if order.compared > 1 else "order holds"
     tau = f"Kendall's τ {order.tau:+.2f}"
     text = f"order differs, {order.agree} of {order.compared} pairs are as in the paper ({tau})"
-    if pairs:
-        text += f"; higher in the paper, lower here: {_pairs(order.differ)}"
-    if order.unclear and pairs:
-        inside = "all of them" if order.unclear == order.differ else _pairs(order.unclear)
-        text += f" (no further apart than the seeds spread: {inside})"
-    return text
+    if not pairs:
+        return text
+    clear = [pair for pair in order.differ if pair not in order.unclear]
+    reversed_ = [*_reversed(clear)]
+    if order.unclear:
+        pairs_are = "1 pair that is" if len(order.unclear) == 1 else f"{len(order.unclear)} pairs that are"
+        reversed_.append(f"{pairs_are} no further apart than the seeds spread")
+    return f"{text}, the other way round {'; '.join(reversed_)}"
 
 
-def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
-    return ", ".join(f"{above} – {below}" for above, below in pairs)
+def _reversed(pairs: Sequence[tuple[str, str]]) -> list[str]:
+    """Pairs of which the paper has the first above the second, by the one that is above here."""
+    above: dict[str, list[str]] = {}
+    for first, second in pairs:
+        above.setdefault(second, []).append(first)
+    return [f"{winner} above {', '.join(others)}" for winner, others in above.items()]
 
 
 def _best(results: Sequence[Result]) -> str:

@@ -161,11 +161,16 @@ def _in_place(point: Point, other: str) -> dict[str, Any]:
 
 
 def stand_ins(
-    needed: Iterable[str], scale: str, given: Mapping[str, str], overrides: Mapping[str, Any]
+    needed: Iterable[str],
+    scale: str,
+    given: Mapping[str, str],
+    overrides: Mapping[str, Any],
+    train: bool = True,
 ) -> tuple[dict[str, str], dict[str, str]]:
     """What stands in for data that is not there, and notes that say so.
 
-    FEMNIST gives way to MNIST. At smoke scale nothing is fetched, and digits are always there.
+    FEMNIST gives way to MNIST. At smoke scale nothing is fetched, and digits are always there. Tables of
+    runs that are there need no data.
     """
     for name in given:
         if name not in TITLES:
@@ -174,11 +179,12 @@ def stand_ins(
     for name in dict.fromkeys(needed):
         other, reason = given.get(name, name), ""
         if name not in given and (reason := _missing(name, scale, overrides)):
-            if name == FEMNIST and not _missing("mnist", scale, overrides):
+            fetched = scale != "smoke"
+            if name == FEMNIST and ((fetched and not train) or not _missing("mnist", scale, overrides)):
                 other = "mnist"
-            elif scale == "smoke":
+            elif not fetched:
                 other = "digits"
-            else:
+            elif train:
                 again = "or choose other data in its place with --stand-in"
                 raise UserError(f"{TITLES[name]} is needed: {reason}; {again} {name}=…")
         if other != name:
