@@ -1,8 +1,8 @@
 """Messages between the main process and a lane: JSON for what they say, raw numbers for tensors.
 
 The numbers lie in memory that both processes share, where there is some: a pipe takes 64 KiB at a time, and each
-time the reader must be woken. Each side answers before the other writes again, and takes what it reads with it,
-so one such memory for each lane serves both ways.
+time the reader must be woken. A message in such a memory is answered there before it is written again, and each
+side takes what it reads with it, so one serves both ways.
 """
 
 import json
