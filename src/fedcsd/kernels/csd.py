@@ -5,11 +5,11 @@ entropy of the target and the slope of the loss at once; going backward is one m
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache, partial
 from math import log
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -30,10 +30,10 @@ MASKS = ("adaptive", "forcible", "none")
 class How(NamedTuple):
     mu: float
     tau: float
-    similarity: bool = True
-    mask: Mask = "adaptive"
-    target: Target = "teacher"
-    similarity_scale: Scale = "none"
+    similarity: bool
+    mask: Mask
+    target: Target
+    similarity_scale: Scale
 
 
 def csd(
@@ -41,29 +41,33 @@ def csd(
     teacher_logits: Tensor,
     prototypes: Tensor | None,
     labels: Tensor,
-    how: How | None = None,
-    **options: Any,
+    *,
+    mu: float,
+    tau: float,
+    similarity: bool = True,
+    mask: Mask = "adaptive",
+    target: Target = "teacher",
+    similarity_scale: Scale = "none",
 ) -> tuple[Tensor, Tensor]:
     """`CE + μ · L_CSD` (`objectives.csd_loss`) for each sample, and the entropy of the target as a share of log C.
 
     logits [B, C], teacher_logits [B, C], prototypes [C, C], labels [B] -> [B], [B]. The gradient goes into
-    `logits` only. Prototypes are needed for the similarity only. What `How` has is given as one, which is
-    quicker where it is the same for all batches, or by name.
+    `logits` only. Prototypes are needed for the similarity only.
     """
-    how = how or How(**options)
-    if how.similarity and how.target == "teacher":
+    how = How(float(mu), float(tau), similarity, mask, target, similarity_scale)
+    if similarity and target == "teacher":
         assert prototypes is not None, "similarity needs prototypes"
     else:
         prototypes = None
     if not _fits(logits, teacher_logits, prototypes, labels, how):
         return plain(logits, teacher_logits, prototypes, labels, how)
     if transformed():
-        result = _Stacked.apply(logits, teacher_logits, prototypes, labels, how)  # type: ignore[no-untyped-call]
-        return result[0], result[1]
-    if torch.is_grad_enabled() and logits.requires_grad:
-        loss = _apply(logits, teacher_logits, prototypes, labels, how)
-        return loss, loss.grad_fn.spread
-    return _forward(logits, teacher_logits, prototypes, labels, how, slope=False)[:2]
+        result = _Csd.apply(logits, teacher_logits, prototypes, labels, how)  # type: ignore[no-untyped-call]
+    elif torch.is_grad_enabled() and logits.requires_grad:
+        result = _apply(logits, teacher_logits, prototypes, labels, how)
+    else:
+        result = _forward(logits, teacher_logits, prototypes, labels, how, slope=False)
+    return result[0], result[1]
 
 
 def plain(
@@ -193,34 +197,6 @@ def _forward(
 
 
 class _Csd(Function):
-    """The loss; what else the kernel has found is in its node: `spread`, and `slope` for `vectors.slope_of`."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, teacher: Tensor, prototypes: Tensor | None, labels: Tensor, how: How
-    ) -> Tensor:
-        loss, ctx.spread, ctx.slope = _forward(logits, teacher, prototypes, labels, how)
-        ctx.save_for_backward(logits, teacher, prototypes, labels)
-        ctx.how = how
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return _backward(g, ctx.slope, ctx.saved_tensors, ctx.how), None, None, None, None
-
-
-_apply: Any = super(Function, _Csd).apply  # `Function.apply` without its look at the signature
-
-
-def _backward(g: Tensor, slope: Tensor, tensors: Sequence[Tensor | None], how: How) -> Tensor:
-    if torch.is_grad_enabled() or transformed():
-        return cast(Tensor, _Slope.apply(g, slope, *tensors, how))  # type: ignore[no-untyped-call]
-    return g.unsqueeze(-1) * slope
-
-
-class _Stacked(Function):
-    """The same under a transform such as vmap, which must see all that comes out."""
-
     @staticmethod
     def forward(
         logits: Tensor, teacher: Tensor, prototypes: Tensor | None, labels: Tensor, how: How
@@ -232,6 +208,7 @@ class _Stacked(Function):
         *tensors, ctx.how = inputs
         _, spread, slope = output
         ctx.save_for_backward(slope, *tensors)
+        ctx.first_is_slope = True  # see `vectors.slope_of`
         ctx.mark_non_differentiable(spread, slope)
         ctx.set_materialize_grads(False)
 
@@ -240,7 +217,9 @@ class _Stacked(Function):
         if g is None:
             return None, None, None, None, None
         slope, *tensors = ctx.saved_tensors
-        return _backward(g, slope, tensors, ctx.how), None, None, None, None
+        if torch.is_grad_enabled() or transformed():
+            return _Slope.apply(g, slope, *tensors, ctx.how), None, None, None, None  # type: ignore[no-untyped-call]
+        return g.unsqueeze(-1) * slope, None, None, None, None
 
     @staticmethod
     def vmap(
@@ -254,8 +233,11 @@ class _Stacked(Function):
         if prototypes is not None and not (in_dims[2] is None and prototypes.dim() == 2):
             prototypes = stacked(prototypes, in_dims[2])
         logits, teacher = stacked(logits, in_dims[0]), stacked(teacher, in_dims[1])
-        result = _Stacked.apply(logits, teacher, prototypes, stacked(labels, in_dims[3]), how)  # type: ignore[no-untyped-call]
+        result = _Csd.apply(logits, teacher, prototypes, stacked(labels, in_dims[3]), how)  # type: ignore[no-untyped-call]
         return result, (0, 0, 0)
+
+
+_apply: Any = super(Function, _Csd).apply  # `Function.apply` without its look at the signature
 
 
 class _Slope(Function):

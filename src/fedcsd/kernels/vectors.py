@@ -73,13 +73,14 @@ def _cross_entropy(logits: Tensor, labels: Tensor, *, slope: bool) -> tuple[Tens
 class _CrossEntropy(Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        loss, ctx.slope = _cross_entropy(logits, labels, slope=True)
-        ctx.save_for_backward(logits, labels)
+        loss, slope = _cross_entropy(logits, labels, slope=True)
+        ctx.save_for_backward(slope, logits, labels)
+        ctx.first_is_slope = True
         return loss
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        slope, (logits, labels) = ctx.slope, ctx.saved_tensors
+        slope, logits, labels = ctx.saved_tensors
         if torch.is_grad_enabled():  # the gradient has one of its own by PyTorch's operators
             slope = logits.softmax(1) - F.one_hot(labels, logits.shape[1])
         return g.unsqueeze(1) * slope, None
@@ -92,11 +93,10 @@ def slope_of(loss: Tensor, logits: Tensor) -> Tensor | None:
     """d loss_n / d logits_n [B, C] of a loss [B] that is one kernel's result, which has computed it along with the
     loss: what autograd would come to, without asking it. None for any other loss."""
     node: Any = loss.grad_fn
-    slope: Tensor | None = getattr(node, "slope", None)
-    if slope is None:
+    if node is None or not getattr(node, "first_is_slope", False):
         return None
     (source, _), *_ = node.next_functions
-    return slope if getattr(source, "variable", None) is logits else None
+    return node.saved_tensors[0] if getattr(source, "variable", None) is logits else None
 
 
 def sgd_step(

@@ -4,14 +4,13 @@ Yan et al., "Rethinking Client Drift in Federated Learning: A Logit Perspective"
 """
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
 from fedcsd.config import option
 from fedcsd.errors import UserError
-from fedcsd.kernels import How, csd
+from fedcsd.kernels import csd
 from fedcsd.methods.base import Ask, Method, Server
 from fedcsd.objectives import (
     authors_csd_loss,
@@ -117,16 +116,20 @@ class FedCSD(Method):
             given={} if prototypes is None else {"prototypes": prototypes},
         )
 
-    @cached_property
-    def how(self) -> How:
-        """What the loss is made of."""
-        parts = (self.similarity, self.mask, self.target, self.similarity_scale)
-        return How(float(self.mu), float(self.tau), *parts)
-
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         """`CE + μ · L_CSD` of `objectives.csd_loss`, as one operation; its target is measured beside it."""
-        teacher, prototypes = batch.frozen["teacher"].logits, batch.given.get("prototypes")
-        loss, spread = csd(batch.logits, teacher, prototypes, batch.labels, self.how)
+        loss, spread = csd(
+            batch.logits,
+            batch.frozen["teacher"].logits,
+            batch.given.get("prototypes"),
+            batch.labels,
+            mu=self.mu,
+            tau=self.tau,
+            similarity=self.similarity,
+            mask=self.mask,
+            target=self.target,
+            similarity_scale=self.similarity_scale,
+        )
         return loss, {"target_entropy": spread}
 
     def authors_loss(self, batch: Batch) -> Tensor:
