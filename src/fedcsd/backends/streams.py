@@ -3,6 +3,7 @@
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
@@ -81,6 +82,8 @@ class Lane:
         self.site, self.server_device = site, server_device
         self.engine = Graphs(site, launcher)
         self.stream = self.engine.stream
+        # one thread for good: what CUDA's libraries keep for a thread and a stream is not made twice
+        self.thread = ThreadPoolExecutor(1)
 
     def answer(self, request: Request, client: int, state: Values, engine: Engine | None = None) -> Reply:
         with torch.cuda.stream(self.stream):
@@ -179,7 +182,7 @@ class Lanes:
         before = torch.cuda.memory_reserved()
         self.launcher.trying = True
         try:
-            lane.answer(request, client, state, engine)
+            lane.thread.submit(lane.answer, request, client, state, engine).result()
         except Exception:
             return  # it will fail again, and be told then
         finally:
@@ -200,6 +203,8 @@ class Lanes:
 
     def shrink(self) -> None:
         """Give the memory of all lanes but one back."""
+        for lane in self.lanes[1:]:
+            lane.thread.shutdown(wait=False)
         del self.lanes[1:]
         torch.cuda.empty_cache()
 
@@ -207,19 +212,16 @@ class Lanes:
         alone = request.function in self.random
         dealt = Dealt(clients, self._lists(clients, alone))
         torch.cuda.default_stream().synchronize()
-        threads = [
-            threading.Thread(target=self._work, args=(self.lanes[n], n, request, dealt, state), daemon=True)
+        working = [
+            self.lanes[n].thread.submit(self._work, self.lanes[n], n, request, dealt, state)
             for n in dealt.lists
         ]
-        for thread in threads:
-            thread.start()
         try:
             for client in clients:
                 yield dealt.wait_for(client)
         finally:
             dealt.stop()
-            for thread in threads:
-                thread.join()
+            wait(working)
 
     def _lists(self, clients: Sequence[int], alone: bool) -> dict[int, deque[int]]:
         """Each lane's clients: the next longest to the lane with the least to do, so that in every round
@@ -269,6 +271,8 @@ class Lanes:
 
     def close(self) -> None:
         self.launcher.close()
+        for lane in self.lanes:
+            lane.thread.shutdown(wait=False)
 
 
 class Group:

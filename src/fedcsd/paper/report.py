@@ -7,7 +7,16 @@ from functools import cached_property
 from fedcsd.analysis.rows import told
 from fedcsd.analysis.tables import Style, known, settings_line, spread
 from fedcsd.paper.exhibits import TITLES, Exhibit, Part, Point
-from fedcsd.paper.measured import Measured, Result, apart, best_in, measure, nearer_pool, order_of
+from fedcsd.paper.measured import (
+    HIGHER_IS_BETTER,
+    Measured,
+    Result,
+    apart,
+    best_in,
+    measure,
+    nearer_pool,
+    order_of,
+)
 from fedcsd.paper.plan import Outcome, Planned
 from fedcsd.paper.scales import Choices
 
@@ -71,10 +80,8 @@ def table(report: Report, measured: Measured, style: Style) -> tuple[list[str], 
     """Head and cells of one part."""
     part, best = measured.part, {}
     for column in part.columns:
-        accuracy = any(r.cell.measure != "megabytes" for r in measured.column(column))
-        best[column] = (
-            best_in(measured.column(column)) if accuracy and report.exhibit.figure != "mask" else set()
-        )
+        results = measured.column(column)
+        best[column] = best_in([r for r in results if r.cell.measure in HIGHER_IS_BETTER])
     lines = []
     for row in part.rows:
         texts = [style.text(row)]
