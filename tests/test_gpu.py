@@ -169,6 +169,33 @@ def test_compiled_networks_stay_near() -> None:
     assert apart(plain, compiled) < 0.05
 
 
+def test_a_teacher_that_does_not_count_changes_no_bit() -> None:
+    values = {"model": "resnet18", "lr": 0.01, "augment": "cifar", "device": "cuda", "engine": "graphs"}
+    for more in ({}, {"precision": "bf16"}, {"precision": "bf16", "compile": True}):
+        without, beside = (
+            trained(experiment(method, **values, **more), rounds=2)
+            for method in (FedAvg(), methods.load("fedcsd")(mu=0.0))
+        )
+        assert torch.equal(without.server.weights.flat, beside.server.weights.flat), more
+
+
+def test_lanes_read_what_they_share_when_it_is_there() -> None:
+    prepared = experiment(FedAvg(), device="cuda", track_drift=True)
+    site, weights = prepared.site(), prepared.weights.to("cuda")
+    other, slow, quick = site.another(), torch.cuda.Stream(), torch.cuda.Stream()
+    for asked in (lambda s: s.probe(weights), lambda s: s.local_outputs(weights, 0)):
+        for one in (site, other):
+            asked(one)  # the networks are made
+        site.cache.clear()
+        with torch.cuda.stream(slow):
+            torch.cuda._sleep(1_000_000_000)  # about half a second
+            asked(site)
+        with torch.cuda.stream(quick):
+            found = asked(other).logits.clone()
+        torch.cuda.synchronize()
+        assert torch.equal(found, asked(site).logits)
+
+
 class Counting(Method):
     """Clients that count their trainings, in place."""
 

@@ -141,8 +141,7 @@ class Site:
                 )
                 for k, (logits, features) in zip(cohort, pieces, strict=True):
                     cache[k, weights.token] = Outputs(logits, features)
-                if self.device.type == "cuda":
-                    torch.cuda.current_stream().synchronize()  # the other lanes have streams of their own
+                self._share()
             return cache[number, weights.token]
 
     def _with(self, number: int, weights: Weights) -> Sequence[int]:
@@ -167,11 +166,18 @@ class Site:
 
     def probe(self, weights: Weights) -> Outputs:
         """Outputs on the probe images; remembered for the round."""
-        key = (-1, weights.token)
-        if key not in self.cache:
-            network = self.frozen("outputs", weights)
-            self.cache[key] = self.forward(network, self.data.x_test, self.probe_rows)
-        return self.cache[key]
+        key, cache = (-1, weights.token), self.cache
+        with cache.lock:
+            if key not in cache:
+                network = self.frozen("outputs", weights)
+                cache[key] = self.forward(network, self.data.x_test, self.probe_rows)
+                self._share()
+            return cache[key]
+
+    def _share(self) -> None:
+        """Wait until what was remembered is there: the other lanes of a GPU have streams of their own."""
+        if self.device.type == "cuda":
+            torch.cuda.current_stream().synchronize()
 
     def answer(self, request: Request, number: int, state: Values, engine: Engine | None = None) -> Reply:
         """Run one function of the method's client half for one client."""
