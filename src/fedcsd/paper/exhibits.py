@@ -281,7 +281,12 @@ def target() -> Exhibit:
     return Exhibit("target", title, parts, remarks=(remark,))
 
 
-DRIFT_METHODS = ("fedavg", "feature_distillation", "logit_distillation", "fedcsd")
+DRIFT_METHODS = {
+    "fedavg": "FedAvg",
+    "feature_distillation": "feature distillation",
+    "logit_distillation": "logit distillation",
+    "fedcsd": "FedCSD",
+}
 
 
 def fig1() -> Exhibit:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
@@ -137,7 +138,8 @@ def drift(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) 
     if start.diverged:
         return []
     epochs = report.choices.of_scale.drift_epochs
-    asked = json.dumps([start.path.name, epochs, DRIFT_METHODS])
+    methods = tuple(DRIFT_METHODS)
+    asked = json.dumps([start.path.name, epochs, methods])
     kept = (
         start.path.parent.parent
         / "studies"
@@ -146,12 +148,13 @@ def drift(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) 
     if kept.exists():
         study = analysis.Drift.from_json(json.loads(kept.read_text(encoding="utf-8")))
     else:
-        study = analysis.study(load_run(start.path), epochs=epochs, methods=DRIFT_METHODS, report=on_step)
+        study = analysis.study(load_run(start.path), epochs=epochs, methods=methods, report=on_step)
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_whole(kept, (json.dumps(study.to_json()) + "\n").encode())
     numbers = stem.with_name(f"{stem.name}.json")
     write_whole(numbers, (json.dumps(study.to_json(), indent=1) + "\n").encode())
-    return [*analysis.draw(study, stem), numbers]
+    named = {DRIFT_METHODS[method]: curve for method, curve in study.curves.items()}
+    return [*analysis.draw(replace(study, curves=named), stem), numbers]
 
 
 def tsne(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) -> list[Path]:
