@@ -73,8 +73,10 @@ class Client:
             self._add(name, (values * among).sum(dtype=torch.float64), among.sum())
 
     def _add(self, name: str, total: Tensor | float, count: Tensor | float) -> None:
-        before = self._noted.get(name, (0.0, 0.0))
-        self._noted[name] = (before[0] + total, before[1] + count)
+        if name in self._noted:
+            before = self._noted[name]
+            total, count = before[0] + total, before[1] + count
+        self._noted[name] = total, count
 
     @property
     def notes(self) -> Notes:

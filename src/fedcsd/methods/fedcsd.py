@@ -147,7 +147,8 @@ class FedCSD(Method):
         """How good the teacher is on local data, and what the mask does about it."""
         right = teacher_logits.argmax(1) == client.labels
         kept = soft_label_mask(teacher_logits, client.labels, self.mask)
-        client.note("teacher_accuracy", right.float())
+        filtered = 1 - kept
+        client.note("teacher_accuracy", right)
         client.note("mask_rate", kept)
-        client.note("wrong_filtered", 1 - kept, ~right)
-        client.note("right_lost", 1 - kept, right)
+        client.note("wrong_filtered", filtered, ~right)
+        client.note("right_lost", filtered, right)
