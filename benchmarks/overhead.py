@@ -81,7 +81,7 @@ def main() -> None:
     torch.set_num_threads(1)
     names = ["fedavg", *(n for n in options.methods.split(",") if n != "fedavg")]
     found = measure(names, options)
-    print("| method | seconds a round | over FedAvg | models down | models up |")
+    print("| method | median seconds a round | of FedAvg's in the same turn, median | models down | models up |")
     print("|---|---|---|---|---|")
     for name, row in found.items():
         print(

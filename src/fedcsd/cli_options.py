@@ -85,13 +85,17 @@ def setting_options(
     return decorate
 
 
-set_option = click.option(
-    "--set",
-    "assignments",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="any setting or option by name, such as method.mu=0.01; may be repeated",
-)
+def set_option_like(example: str) -> Callable[[Any], Any]:
+    return click.option(
+        "--set",
+        "assignments",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help=f"any setting or option by name, such as {example}; may be repeated",
+    )
+
+
+set_option = set_option_like("method.mu=0.01")
 overwrite_option = click.option("--overwrite", is_flag=True, help="replace what is at --out")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import rich_click as click
 
-from fedcsd.cli_options import TRAINING, gather, set_option, setting_options
+from fedcsd.cli_options import TRAINING, gather, set_option_like, setting_options
 from fedcsd.errors import UserError
 from fedcsd.paper.exhibits import EXHIBITS, TITLES
 from fedcsd.paper.scales import SCALES, Choices, stand_ins
@@ -61,7 +61,7 @@ OF_SCALE = dict.fromkeys(
 )
 @click.option("--dry-run", is_flag=True, help="list the runs and how far each is; train and write nothing")
 @click.option("--no-train", is_flag=True, help="write tables and figures of the runs there are")
-@set_option
+@set_option_like("data.size=128")
 @setting_options(*FIXED, usual=OF_SCALE)
 def reproduce(
     names: tuple[str, ...],
@@ -94,6 +94,7 @@ def reproduce(
         return
     overrides = overrides_of(options, assignments)
 
+    from fedcsd.experiments import require_cuda
     from fedcsd.paper import reproduce as paper
     from fedcsd.paper.plan import chosen as is_wanted
     from fedcsd.paper.plan import parse_only
@@ -101,7 +102,12 @@ def reproduce(
     chosen, wanted = paper.names_of(names), parse_only(only)
     points = [point for name in chosen for point in EXHIBITS[name].points]
     needed = [point.data for point in points if is_wanted(point, wanted)]
-    instead, notes = stand_ins(needed, scale, parse_stand_ins(given), overrides, not no_train)
+    if not needed:
+        raise paper.nothing_left(chosen, wanted)
+    train = not (no_train or dry_run)
+    if train and overrides.get("device") == "cuda":
+        require_cuda()
+    instead, notes = stand_ins(needed, scale, parse_stand_ins(given), overrides, train)
     choices = Choices(scale, parse_seeds(seeds, scale), overrides, instead, notes)
     out = out.expanduser()
     if dry_run:

@@ -92,6 +92,7 @@ def _choices(
         if key not in Settings.__dataclass_fields__ and option_of_method(key):
             raise UserError(f"{key} is an option of the method: --set method.{key}=…")
     settings = build(Settings, flat)
+    _check_device(settings)
     dataset = _load(tables["data"], data, settings)
     return *_resolved(settings, tables, dataset, model), dataset
 
@@ -179,7 +180,6 @@ def _resolved(
         tables["model"]["name"] = choose(dataset.shape) if dataset.model == "auto" else dataset.model
     if tables["partition"]["name"] == "auto":
         tables["partition"]["name"] = dataset.partition
-    _check_device(settings)
     augment = dataset.augment if settings.augment == "auto" else settings.augment
     if augment not in AUGMENTATIONS:
         raise unknown("augmentation", augment, ["auto", *AUGMENTATIONS])
@@ -192,12 +192,22 @@ def _resolved(
 
 def _check_device(settings: Settings) -> None:
     if settings.device == "cuda":
-        if not torch.cuda.is_available():
-            raise UserError("there is no CUDA device here: use --device cpu")
+        require_cuda()
         return
     for name, plain_value in (("precision", "fp32"), ("engine", "auto"), ("compile", False)):
         if getattr(settings, name) not in (plain_value, "eager"):
             raise UserError(f"--{name} is for a GPU: add --device cuda, or leave it out")
+
+
+def require_cuda() -> None:
+    """Refuse where PyTorch cannot use a GPU, and say which of its parts is missing."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        raise UserError(
+            f"this PyTorch ({torch.__version__}) was built without CUDA: install one that was "
+            "(pip install torch, see docs/gpu.md), or use --device cpu"
+        )
+    if not torch.cuda.is_available():
+        raise UserError("PyTorch finds no CUDA device here: see whether nvidia-smi does, or use --device cpu")
 
 
 def _absolute(name: str) -> str:

@@ -13,15 +13,15 @@ import torch
 from fedcsd import __version__
 
 
-def facts() -> dict[str, dict[str, Any]]:
-    """Versions and machine; the GPU only if this process uses one, for asking would begin to use it."""
+def facts(device: str = "") -> dict[str, dict[str, Any]]:
+    """Versions and machine; the GPU only if it is or will be used, for asking would begin to use it."""
     names = ("torch", "numpy", "safetensors")
     host: dict[str, Any] = {
         "system": platform.platform(),
         "processor": _processor(),
         "cores": os.cpu_count() or 1,
     }
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized() or (device == "cuda" and torch.cuda.is_available()):  # type: ignore[no-untyped-call]
         host["gpu"] = torch.cuda.get_device_name()
     return {
         "versions": {

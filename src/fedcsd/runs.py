@@ -136,7 +136,7 @@ class RunDirectory:
                     "free some space or choose another --out"
                 )
             write_partition(path / "partition.npz", *partition)
-            write_whole(path / "config.toml", tomli_w.dumps({**config, **facts()}).encode())
+            write_whole(path / "config.toml", tomli_w.dumps({**config, **facts(config["device"])}).encode())
         except OSError as error:
             raise UserError(
                 f"cannot write to {path}: {error.strerror or error}: choose another --out"

@@ -49,6 +49,8 @@ class Point:
         options = dict(part.split("=") for part in parts if "=" in part)
         preset = [part for part in parts if "=" not in part]
         known = {"beta": self.beta, "pool": self.pool}
+        if self.method.startswith("fedcsd") and not preset:
+            known["alpha"] = SETUP["fedcsd"]["alpha"]
         return {
             "method": ":".join([name, *preset]),
             "data": self.data,
@@ -59,10 +61,7 @@ class Point:
     @property
     def label(self) -> str:
         """For people: of the options only those that are not the paper's usual ones."""
-        usual = [
-            *method_text(self.facts["method"], self.data).split(":"),
-            f"alpha={SETUP['fedcsd']['alpha']}",
-        ]
+        usual = method_text(self.facts["method"], self.data).split(":")
         parts = [part for part in self.method.split(":") if "=" not in part or part not in usual]
         skew = f"β {self.beta:g}" if self.beta is not None else f"pool {self.pool:g}"
         return f"{':'.join(parts)} {self.data} {skew}"
@@ -203,7 +202,9 @@ def _sweep(symbol: str, option: str, best: str) -> Part:
     own, values = SETUP["fedcsd"][CIFAR], SETUP["sweeps"][option]
     cells = []
     for value in values:
-        options = {"mu": own["mu"], "tau": own["tau"], "alpha": SETUP["fedcsd"]["alpha"], option: value}
+        options = {"mu": own["mu"], "tau": own["tau"], option: value}
+        if options.get("alpha") == SETUP["fedcsd"]["alpha"]:
+            del options["alpha"]  # so that it is the point that the tables have
         method = ":".join(["fedcsd", *(f"{key}={number}" for key, number in options.items())])
         column = f"β = {SWEPT_BETA:g}"
         cells.append(Cell(f"{symbol} = {value:g}", column, Point(CIFAR, method, SWEPT_BETA)))
@@ -248,8 +249,8 @@ def _everywhere(methods: Mapping[str, str], head: str, measure: str) -> tuple[Pa
     )
     parts = []
     for data, federation, skew in where:
-        accuracy = "average" if data == OFFICE else "accuracy"
-        columns = [("accuracy (%)", federation, accuracy), (head, federation, measure)]
+        accuracy = ("mean of the domains (%)", "average") if data == OFFICE else ("accuracy (%)", "accuracy")
+        columns = [(accuracy[0], federation, accuracy[1]), (head, federation, measure)]
         cells = _cells([(label, name, [None, None]) for label, name in methods.items()], columns, data)
         parts.append(Part(f"{TITLES[data]}, {skew}", cells))
     return tuple(parts)

@@ -129,6 +129,8 @@ def order_lines(report: Report, pairs: bool = True) -> list[str]:
             results = measured.column(column)
             if text := order_text(results, pairs):
                 best = f"best here {_best(results)}, in the paper {_printed_best(results)}"
+                if not all(r.whole for r in results if r.cell.printed is not None):
+                    best = f"of the methods without a gap: {best}"
                 lines.append(f"{measured.part.title}, {column}: {text}; {best}")
     return lines
 

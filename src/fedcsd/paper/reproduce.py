@@ -72,7 +72,7 @@ def reproduce(
     all_runs = plans(names, choices, out)
     todo = {name: wanted(runs, only or {}) for name, runs in all_runs.items()}
     if only and not any(todo.values()):
-        raise UserError(f"--only leaves nothing of {', '.join(names)}")
+        raise nothing_left(names, only)
     if train:
         _check([run for runs in todo.values() for run in runs])
     made = []
@@ -98,6 +98,14 @@ def reproduce(
             error.args = ("; ".join(filter(None, said)),)
             raise
     return made
+
+
+def nothing_left(names: Sequence[str], only: Filter) -> UserError:
+    """No point of these has all that --only asks for: what they have of it."""
+    facts = [point.facts for name in names for point in EXHIBITS[name].points]
+    found = {key: dict.fromkeys(fact[key] for fact in facts if key in fact) for key in only}
+    has = "; ".join(f"{key} {', '.join(values) or 'nowhere'}" for key, values in found.items())
+    return UserError(f"--only leaves nothing of {', '.join(names)}, which has {has}")
 
 
 def _runs(left: int) -> str:
