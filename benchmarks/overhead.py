@@ -13,6 +13,7 @@ import argparse
 import json
 import statistics
 from pathlib import Path
+from typing import Any
 
 import torch
 from plain_loop import images
@@ -22,6 +23,7 @@ from fedcsd.data import Dataset
 from fedcsd.experiments import prepare
 from fedcsd.federation import Federation
 from fedcsd.methods import methods
+from fedcsd.provenance import commit, facts
 
 CLIENTS = 4
 
@@ -43,7 +45,7 @@ def federation(name: str, data: Dataset, options: argparse.Namespace) -> Federat
     return Federation(experiment, DeviceBackend(experiment.site(), engine))
 
 
-def measure(names: list[str], options: argparse.Namespace) -> dict[str, dict[str, float]]:
+def measure(names: list[str], options: argparse.Namespace) -> dict[str, dict[str, Any]]:
     """Median seconds of a round, what it is of FedAvg's, and bytes of the last one, by method."""
     data = images(CLIENTS * options.samples)
     federations = {name: federation(name, data, options) for name in names}
@@ -56,12 +58,12 @@ def measure(names: list[str], options: argparse.Namespace) -> dict[str, dict[str
     found = {}
     for name, each in federations.items():
         size = CLIENTS * each.server.weights.nbytes
+        mine, plain = seconds[name][left_out:], seconds["fedavg"][left_out:]
+        ratios = sorted(one / other for one, other in zip(mine, plain, strict=True))
         found[name] = {
-            "seconds": statistics.median(seconds[name][left_out:]),
-            "ratio": statistics.median(
-                mine / plain
-                for mine, plain in zip(seconds[name][left_out:], seconds["fedavg"][left_out:], strict=True)
-            ),
+            "seconds": statistics.median(mine),
+            "ratio": statistics.median(ratios),
+            "middle_half": [ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]],
             "models_down": each.record["bytes_down"] / size,
             "models_up": each.record["bytes_up"] / size,
         }
@@ -81,14 +83,17 @@ def main() -> None:
     torch.set_num_threads(1)
     names = ["fedavg", *(n for n in options.methods.split(",") if n != "fedavg")]
     found = measure(names, options)
-    print("| method | median seconds a round | of FedAvg's in the same turn, median | models down | models up |")
+    print(
+        "| method | median seconds a round | of FedAvg's in the same turn, median | models down | models up |"
+    )
     print("|---|---|---|---|---|")
     for name, row in found.items():
         print(
             f"| {name} | {row['seconds']:.3f} | {row['ratio']:.2f} | {row['models_down']:.2f} | {row['models_up']:.2f} |"
         )
     if options.json:
-        options.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+        told = {"settings": {**vars(options), "json": str(options.json)}, "commit": commit(), **facts()}
+        options.json.write_text(json.dumps({**told, "methods": found}, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
