@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from conftest import Fedcsd
 from PIL import Image
 
@@ -151,7 +152,31 @@ def test_a_part_that_only_leaves_out_is_not_shown_nor_its_data_needed(tmp_path: 
     shown = fedcsd("reproduce", "table1", "--only", "data=femnist", *given, "--dry-run")
     assert shown.returncode == 0, shown.stderr
     assert "48 runs, 48 to train" in shown.stdout
-    assert fedcsd("reproduce", "table1", *given, "--dry-run").returncode == 2
+    assert fedcsd("reproduce", "table1", *given, "--dry-run").returncode == 0  # looks at nothing
+    refused = fedcsd("reproduce", "table1", *given)
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[-1].startswith("error: CIFAR-100 is needed: ")
+
+
+@pytest.mark.parametrize("more", [("--dry-run",), ()])
+def test_only_that_leaves_nothing_says_what_there_is(more: tuple[str, ...], fedcsd: Fedcsd) -> None:
+    said = fedcsd("reproduce", "target", "--only", "beta=5", "--scale", "smoke", *more)
+    assert said.returncode == 2
+    assert said.stderr == "error: --only leaves nothing of target, which has beta 0.5, 0.05, 0.01\n"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_gpu_nothing_is_looked_for(tmp_path: Path, fedcsd: Fedcsd) -> None:
+    for command in (("reproduce", "table1"), ("run", "--data", "cifar100")):
+        said = fedcsd(*command, "--device", "cuda", "--data-dir", str(tmp_path))  # which has no CIFAR-100
+        assert said.returncode == 2
+        assert said.stderr.startswith(("error: this PyTorch (", "error: PyTorch finds no CUDA device"))
+
+
+def test_points_are_as_many_as_runs(tmp_path: Path) -> None:
+    points = {point for exhibit in EXHIBITS.values() for point in exhibit.points}
+    runs = {run.path for exhibit in EXHIBITS.values() for run in plan(exhibit, choices(), tmp_path).values()}
+    assert len(points) == len(runs)
 
 
 def test_a_picture_has_no_empty_panel_and_all_names(tmp_path: Path) -> None:
