@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
-        print("skipped: there is no CUDA device here")
+        print("skipped: this needs a CUDA device and a PyTorch that was built for it (docs/gpu.md)")
         return
     values: dict[str, Any] = {
         name: getattr(arguments, name)

@@ -342,7 +342,7 @@ def main() -> None:
         import torch
 
         if not torch.cuda.is_available():
-            print("skipped: there is no CUDA device here")
+            print("skipped: this needs a CUDA device and a PyTorch that was built for it (docs/gpu.md)")
             return
     every = points(arguments.quick)
     names = list(dict.fromkeys(p.series for p in every))
