@@ -37,7 +37,8 @@ NEAR = 1e-3  # of the way that the weights went; docs/speed.md states it
 def trained(prepared: Experiment, engine: str = "", rounds: int = 3) -> Federation:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        backend = DeviceBackend(prepared.site(), engine or prepared.settings.engine)
+        settings = prepared.settings
+        backend = DeviceBackend(prepared.site(), engine or settings.engine, settings.workers)
         federation = Federation(prepared, backend)
         for _ in range(rounds):
             federation.step()
@@ -109,6 +110,29 @@ def test_batch_norm_and_its_statistics() -> None:
 def test_the_same_run_twice_has_the_same_bits(engine: str) -> None:
     one, other = (trained(experiment(FedAvg(), device="cuda", engine=engine)) for _ in range(2))
     assert torch.equal(one.server.weights.flat, other.server.weights.flat)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16"])
+@pytest.mark.parametrize(("model", "side"), [("resnet18", 16), ("alexnet", 64), ("alexnet", 256)])
+def test_large_networks_have_the_same_bits_with_any_number_of_lanes(
+    model: str, side: int, precision: str
+) -> None:
+    values = {"model": model, "lr": 0.01, "augment": "cifar", "device": "cuda", "precision": precision}
+    one, other = (
+        trained(experiment(methods.load("fedcsd")(), pictures(200, side), workers=lanes, **values), "graphs")
+        for lanes in (1, 0)
+    )
+    assert torch.equal(one.server.weights.flat, other.server.weights.flat)
+    assert torch.equal(one.server.prototypes, other.server.prototypes)
+
+
+def test_a_client_keeps_its_lane_and_no_lane_is_left_over() -> None:
+    prepared = experiment(FedAvg(), device="cuda", clients=3, participation=1.0, epochs=10)
+    lanes = trained(prepared, "graphs", rounds=5).backend.lanes.lanes
+    size = prepared.settings.batch_size
+    assert [lane.engine.sizes() for lane in lanes] == [
+        {size, len(part) % size} - {0} for part in sorted(prepared.parts, key=len, reverse=True)
+    ]
 
 
 class Looking(FedAvg):

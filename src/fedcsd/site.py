@@ -50,6 +50,7 @@ class Site:
             torch.backends.cuda.matmul.allow_tf32 = settings.precision != "fp32"
             torch.backends.cudnn.allow_tf32 = settings.precision != "fp32"
             torch.backends.cudnn.benchmark = False  # while it tries its ways, no lane could record
+            torch.backends.cudnn.deterministic = True  # in float32 some of its sums have no fixed order
         self.data = data = data.to(self.device)
         self.parts, self.held = ([rows.to(self.device) for rows in some] for some in (parts, held))
         self.augmentation = AUGMENTATIONS[settings.augment]

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedcsd.errors import UserError
-from fedcsd.models.alexnet import alexnet
+from fedcsd.models.alexnet import SixBySix, alexnet
 from fedcsd.models.network import Network, find_classifier
 from fedcsd.models.resnet import BasicBlock, Bottleneck, resnet18, resnet34, resnet50
 from fedcsd.models.simple_cnn import simple_cnn
@@ -101,6 +103,16 @@ def test_alexnet_has_the_size_worked_out_by_hand() -> None:
     layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear | _BatchNorm)]
     assert [size(layer) for layer in layers] == by_hand
     assert size(model) == sum(by_hand) == 57_063_498
+
+
+@given(height=st.integers(1, 20), width=st.integers(1, 20))
+@example(height=7, width=7)
+def test_pooling_to_six_by_six_is_pytorchs(height: int, width: int) -> None:
+    x = torch.randn(2, 3, height, width, dtype=torch.float64, requires_grad=True)
+    found, expected = SixBySix()(x), nn.AdaptiveAvgPool2d(6)(x)
+    torch.testing.assert_close(found, expected)
+    slope = torch.randn_like(found)
+    torch.testing.assert_close(*(torch.autograd.grad(y, x, slope) for y in (found, expected)))
 
 
 @pytest.mark.parametrize(("make", "shape", "features"), EVERY)

@@ -196,7 +196,7 @@ class Lanes:
 
     def grow(self) -> None:
         """As many lanes as are of use and have room."""
-        wanted = self.workers or (MANY if self.needed < HEAVY else FILLED)
+        wanted = min(self.workers or (MANY if self.needed < HEAVY else FILLED), len(self.site.parts))
         room = int(0.8 * torch.cuda.mem_get_info()[0] // max(1, self.needed))
         while len(self.lanes) < min(wanted, 1 + room):
             self.lanes.append(Lane(self.site.another(), self.launcher, self.server_device))
@@ -225,8 +225,10 @@ class Lanes:
 
     def _lists(self, clients: Sequence[int], alone: bool) -> dict[int, deque[int]]:
         """Each lane's clients: the next longest to the lane with the least to do, so that in every round
-        of all clients a client comes to the lane that has recorded its last, smaller batch."""
-        lists = {number: deque[int]() for number in range(1 if alone else len(self.lanes))}
+        of all clients a client comes to the lane that has recorded its last, smaller batch. A lane without
+        a client would take one from another, and record what that one has recorded."""
+        lanes = 1 if alone else min(len(self.lanes), len(clients))
+        lists = {number: deque[int]() for number in range(lanes)}
         load = dict.fromkeys(lists, 0)
         for client in clients:
             least = min(load, key=lambda number: (load[number], number))

@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from fedcsd.errors import UserError
 
@@ -21,6 +23,25 @@ def _linear(inputs: int, outputs: int) -> list[nn.Module]:
     return [nn.Linear(inputs, outputs), nn.BatchNorm1d(outputs), nn.ReLU(inplace=True)]
 
 
+class SixBySix(nn.Module):
+    """`nn.AdaptiveAvgPool2d(6)`, whose own way back adds up in no fixed order on a GPU."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [B, C, H, W] to [B, C, 6, 6]."""
+        if x.shape[2:] == (7, 7):  # what images of 256×256 come to: windows of 2×2
+            return F.avg_pool2d(x, 2, stride=1)
+        down, across = (_shares(side, x) for side in x.shape[2:])
+        return down @ x @ across.T
+
+
+def _shares(side: int, like: Tensor, parts: int = 6) -> Tensor:
+    """What each of `side` numbers is of the mean of each part [parts, side]. Parts overlap where they must."""
+    place, part = (torch.arange(n, device=like.device) for n in (side, parts))
+    first, last = part * side // parts, ((part + 1) * side - 1) // parts
+    inside = (first[:, None] <= place) & (place <= last[:, None])
+    return (inside / inside.sum(1, keepdim=True)).to(like.dtype)
+
+
 class AlexNet(nn.Module):
     def __init__(self, channels: int, classes: int):
         super().__init__()
@@ -33,7 +54,7 @@ class AlexNet(nn.Module):
             *_convolution(384, 256, 3, 1, 1),
             *_convolution(256, 256, 3, 1, 1),
             nn.MaxPool2d(3, 2),
-            nn.AdaptiveAvgPool2d((6, 6)),
+            SixBySix(),
         )
         self.hidden = nn.Sequential(*_linear(256 * 6 * 6, 4096), *_linear(4096, 4096))
         self.classifier = nn.Linear(4096, classes)

@@ -11,10 +11,13 @@ def class_prototypes(logits: Tensor, labels: Tensor, classes: int) -> tuple[Tens
 
     A class without samples has a row of zeros and count 0.
     """
-    sums = torch.zeros(classes, logits.shape[1], dtype=torch.float64, device=logits.device)
-    sums.index_add_(0, labels, logits.double())
-    counts = torch.zeros(classes, dtype=labels.dtype, device=labels.device)
-    counts.index_add_(0, labels, torch.ones_like(labels))  # bincount would wait for a GPU
+    if logits.is_cuda:  # index_add_ would add up in no fixed order there, and bincount would wait
+        of_class = labels == torch.arange(classes, device=labels.device)[:, None]
+        sums, counts = of_class.double() @ logits.double(), of_class.sum(1)
+    else:
+        sums = torch.zeros(classes, logits.shape[1], dtype=torch.float64)
+        sums.index_add_(0, labels, logits.double())
+        counts = torch.bincount(labels, minlength=classes)
     return (sums / counts.clamp_min(1)[:, None]).to(logits.dtype), counts
 
 
