@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import blobs, small
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
@@ -13,10 +15,12 @@ import fedcsd
 from fedcsd import seeds
 from fedcsd.config import Settings
 from fedcsd.data import Dataset
+from fedcsd.engines import Batch, batches
 from fedcsd.errors import Diverged
 from fedcsd.exchange import Request
 from fedcsd.federation import Experiment, Federation, cohort
 from fedcsd.methods.fedavg import FedAvg
+from fedcsd.models.network import Network
 from fedcsd.site import Site
 from fedcsd.training import Client
 from fedcsd.weights import Weights
@@ -120,17 +124,38 @@ def one_class_net() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
 
 
-def test_batches_of_one_train_a_batch_norm_model() -> None:
-    # 17 samples in batches of 16 leave one over; 1 sample is a client of its own.
-    experiment = small(FedAvg(), factory=one_class_net)
-    parts = [np.arange(17), np.array([20])]
-    experiment = Experiment(**{**vars(experiment), "parts": parts})
-    site = experiment.site()
-    for k, steps in ((0, 4), (1, 2)):
-        reply = site.answer(Request(0, "train", {"weights": experiment.weights}), k, {})
-        assert not reply.problem
-        assert reply["steps"] == steps
-        assert not torch.equal(reply.weights.parameters, experiment.weights.parameters)
+def test_a_sample_left_over_joins_a_batch_where_there_is_batch_norm() -> None:
+    # 33 samples in batches of 16 leave one over; 1 sample is a client of its own; two epochs.
+    for factory, sizes in ((one_class_net, [[16, 17], [1]]), (None, [[16, 16, 1], [1]])):
+        seen: list[int] = []
+
+        class Seen(FedAvg):
+            def loss(self, batch: Batch) -> torch.Tensor:
+                seen.append(len(batch.labels))  # noqa: B023
+                return super().loss(batch)
+
+        experiment = small(Seen(), **({"factory": factory} if factory else {}))
+        parts = [np.arange(33), np.array([40])]
+        experiment = Experiment(**{**vars(experiment), "parts": parts})
+        site = experiment.site()
+        for k, expected in enumerate(sizes):
+            seen.clear()
+            reply = site.answer(Request(0, "train", {"weights": experiment.weights}), k, {})
+            assert not reply.problem
+            assert seen == 2 * expected
+            assert reply["steps"] == len(seen)
+            assert not torch.equal(reply.weights.parameters, experiment.weights.parameters)
+
+
+@given(samples=st.integers(1, 500), batch=st.integers(1, 70), norms=st.booleans())
+def test_an_epoch_is_cut_into_batches(samples: int, batch: int, norms: bool) -> None:
+    network = Network(one_class_net() if norms else nn.Linear(6, 3), torch.zeros(2, 6))
+    sizes = [len(part) for part in batches(torch.arange(samples), batch, network)]
+    assert sum(sizes) == samples
+    assert sizes == [batch] * (len(sizes) - 1) + sizes[-1:]
+    assert 1 <= sizes[-1] <= batch + norms
+    if norms and batch > 1 and samples > 1:
+        assert 1 not in sizes
 
 
 def test_batch_norm_statistics_are_averaged_and_integers_are_not() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedcsd import seeds
-from fedcsd.engines import Batch, Loss, Task, Trained, batches
+from fedcsd.engines import Batch, Loss, Task, Trained
 from fedcsd.engines.eager import live
 from fedcsd.errors import Diverged
 from fedcsd.exchange import Notes
@@ -98,7 +98,7 @@ class Client:
         self.site.seed(self._torch_seed("prototypes"))
         order = self.order("prototypes", 0).to(self.site.device)
         size = self.settings.batch_size
-        whole = [part for part in batches(order, size) if len(part) == size]
+        whole = [part for part in torch.split(order, size) if len(part) == size]
         if not whole:
             empty = torch.empty(0, self.classes, device=self.site.device)
             return Outputs(empty, empty), self.labels[:0]

@@ -70,7 +70,7 @@ def test_what_is_missing_diverged_or_blown_up_is_not_whole() -> None:
     assert not blown.whole
     mended = replace(outcome(0.5), mended=("after round 3: lr 0.1 -> 0.01",))
     changed = measure(cell, (0,), {(POINT, 0): mended})
-    assert changed.notes == ("FedAvg, β = 0.5, seed 0: after round 3: lr 0.1 -> 0.01",)
+    assert changed.notes == ("fedavg cifar100 β 0.5 seed 0: after round 3: lr 0.1 -> 0.01",)
     assert not changed.whole
     assert best_in([changed, measure(cell, (0,), {(POINT, 0): outcome(0.4)})]) == set()
 

@@ -103,7 +103,7 @@ class DeviceBackend:
         if not isinstance(error, Exception) or isinstance(error, (RunStopped, UserError)):
             return error
         if isinstance(error, torch.OutOfMemoryError):
-            return RunStopped("the GPU's memory does not hold one client's training: lower --batch-size")
+            return RunStopped(f"the GPU's memory does not hold one client's training: {_for_want_of_memory()}")
         failed = MethodFailed(f"client {client} failed: {in_short(error)}")
         failed.add_note("".join(traceback.format_exception(error)))
         failed.__cause__ = error
@@ -129,6 +129,15 @@ class DeviceBackend:
         if stacked < _timed(self.lanes, request, clients, state):
             self.chosen = "stacked"
             self.lanes.shrink()
+
+
+def _for_want_of_memory() -> str:
+    """What to do about it."""
+    free, total = torch.cuda.mem_get_info()
+    others = total - free - torch.cuda.memory_reserved()
+    if others > total / 4:
+        return f"other processes hold {others / 1e9:.0f} of its {total / 1e9:.0f} GB: train fewer runs at once (--jobs)"
+    return "lower --batch-size"
 
 
 def _timed(runner: Runner, request: Request, clients: Sequence[int], state: Callable[[int], Values]) -> float:

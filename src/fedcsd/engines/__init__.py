@@ -153,9 +153,19 @@ class Trained:
     """how training went astray, if it did"""
 
 
-def batches(order: Tensor, size: int) -> Iterator[Tensor]:
-    """An epoch batch by batch; the last may be smaller."""
-    return iter(torch.split(order, size))
+def cut(samples: int, batch: int, network: Network) -> tuple[int, int]:
+    """An epoch's number of whole batches, and how many samples the last one beside them has.
+
+    A single sample has no batch statistics: where a network needs them, it joins the batch before it.
+    """
+    whole, rest = divmod(samples, batch)
+    return (whole - 1, batch + 1) if rest == 1 and whole and network.norms else (whole, rest)
+
+
+def batches(order: Tensor, size: int, network: Network) -> Iterator[Tensor]:
+    """An epoch batch by batch."""
+    whole, rest = cut(len(order), size, network)
+    return iter(torch.split(order, [size] * whole + [rest] * bool(rest)))
 
 
 def checked(batch: Batch, result: Tensor | tuple[Tensor, Measured]) -> tuple[Tensor, Measured]:

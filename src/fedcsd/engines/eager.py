@@ -25,7 +25,7 @@ class Eager:
         for epoch, order in enumerate(task.order().to(client.site.device)):
             numbers = task.numbers(epoch)
             lists = (
-                batches(each, settings.batch_size)
+                batches(each, settings.batch_size, network)
                 for each in (order, client.rows[order], client.labels[order])
             )
             known = looked_up(task.known, order)  # once an epoch: a batch is then a piece of it

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcsd.engines import Batch, Task, Trained, finish, looked_up, tally
+from fedcsd.engines import Batch, Task, Trained, cut, finish, looked_up, tally
 from fedcsd.engines.eager import Eager, run_live
 from fedcsd.errors import note
 from fedcsd.models.network import Outputs
@@ -135,7 +135,7 @@ class Steps:
         self.graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         """by batch size and number of steps"""
         self.taken: Counter[int] = Counter()  # steps of a last batch that were not recorded, by size
-        self.places = torch.arange(settings.batch_size, device=device)
+        self.places = torch.arange(settings.batch_size + 1, device=device)
 
     def load(self, task: Task, order: Tensor) -> None:
         """Put a client's numbers into the buffers."""
@@ -193,7 +193,7 @@ class Steps:
 
     def program(self, samples: int, batch: int) -> list[tuple[tuple[int, int], int]]:
         """Which graphs make an epoch of so many samples, and how often each is replayed."""
-        whole, rest = divmod(samples, batch)
+        whole, rest = cut(samples, batch, self.network)
         run = RUN if self.network.layout.size <= SMALL else 1
         parts = (
             [((batch, run), whole // run), ((batch, 1), whole % run)] if run > 1 else [((batch, 1), whole)]
@@ -267,7 +267,7 @@ class Graphs:
         if self.launcher.refused:
             return self.eager.train(task)
         settings, key = task.client.settings, task.key()
-        whole, rest = divmod(task.samples, settings.batch_size)
+        whole, rest = cut(task.samples, settings.batch_size, self.site.network("student"))
         if key is None:
             note(
                 f"the loss or gradient of {type(task.client.site.method).__name__} is another function for every client, "
@@ -305,7 +305,7 @@ class Graphs:
         """The graphs of an epoch, recorded where they are not yet. A last, smaller batch comes once in an
         epoch: it is only recorded when it has come often."""
         settings = self.site.settings
-        rest = samples % settings.batch_size
+        _, rest = cut(samples, settings.batch_size, steps.network)
         steps.taken[rest] += settings.epochs
         program: Program = []
         for graph, times in steps.program(samples, settings.batch_size):
