@@ -337,6 +337,15 @@ def test_progress_says_what_is_left_of_the_comparison(capsys: pytest.CaptureFixt
     assert c == "c: round 1/1  accuracy 50.00 %  in 0:00"
 
 
+def test_a_long_round_shows_who_has_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = console.Training().follow("a", 2)
+    progress.reply("train", 1, 10)
+    progress.said -= console.LONG_SECONDS + 1
+    progress.reply("train", 2, 10)
+    progress.reply("train", 3, 10)
+    assert capsys.readouterr().out == "a: train 2/10\n"
+
+
 def test_a_terminal_shows_the_run_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Console(width=100, height=5, force_terminal=True, color_system=None, file=io.StringIO())
     monkeypatch.setattr(console, "console", screen)

@@ -18,6 +18,7 @@ from fedcsd.naming import short
 console = Console(highlight=False, markup=False)
 
 PLAIN_SECONDS = 5.0  # between lines of progress where the output is not a terminal
+LONG_SECONDS = 30.0  # of a round there, after which clients are counted
 
 
 NAME_WIDTH, HEAD_WIDTH = 20, 12  # of a method's name and a column's, before they are folded
@@ -151,10 +152,15 @@ class RunProgress(Watch):
             print(f"{self.label}: {text}", flush=True)
 
     def reply(self, function: str, done: int, clients: int) -> None:
-        """Within a round, on a terminal: how many clients have answered."""
-        if self.training.live and time.monotonic() - self.said > 0.2:
-            self.said = time.monotonic()
+        """Within a round: how many clients have answered. Without a terminal only in a long one."""
+        now = time.monotonic()
+        if now - self.said <= (0.2 if self.training.live else LONG_SECONDS):
+            return
+        self.said = now
+        if self.training.live:
             self.training.bar.update(self.task, note=f"{self.note}  {function} {done}/{clients}")
+        else:
+            print(f"{self.label}: {function} {done}/{clients}", flush=True)
 
     def _show(self, note: str, done: int, rounds: int, now: float) -> None:
         self.note = note

@@ -26,13 +26,23 @@ def like_mnist(path: Path) -> str:
     return str(path)
 
 
+class Seen(Watch):
+    """Remembers who answered."""
+
+    def __init__(self) -> None:
+        self.replies: list[tuple[str, int, int]] = []
+
+    def reply(self, function: str, done: int, clients: int) -> None:
+        self.replies.append((function, done, clients))
+
+
 @pytest.mark.flower
 @pytest.mark.timeout(900)
 def test_deployed_weights_are_the_simulators(tmp_path: Path) -> None:
     folder = os.environ.get("FEDCSD_DATA", "")
     there = Path(folder, "mnist").is_dir() and folder
     mnist = {"data": "mnist", "train_size": 600} if there else {"data": like_mnist(tmp_path / "like.npz")}
-    runs = {}
+    runs, seen = {}, Seen()
     with Federation(tmp_path / "deploy", NODES) as federation:
         federation.start()
         for kind, data in (("digits", {}), ("mnist", mnist)):
@@ -42,11 +52,13 @@ def test_deployed_weights_are_the_simulators(tmp_path: Path) -> None:
                 values = settings(method=method, clients=NODES, out=str(out), beta=0.5, **data)
                 wave[out] = federation.run(values)
             for out, status in wave.items():
-                federation.follow(out, status, Watch(), 2)
+                federation.follow(out, status, seen, 2)
             runs |= wave
         mark = f"{MARK}={federation.processes.mark}".encode()
         assert marked(mark)
     assert not marked(mark), "something that was started is still there"
+    assert seen.replies
+    assert all(1 <= done <= clients == NODES for _, done, clients in seen.replies)
     for out in runs:
         assert same_bits(out, simulated(out)), out.name
         last = RunDirectory(out).history()[-1]

@@ -103,7 +103,9 @@ class DeviceBackend:
         if not isinstance(error, Exception) or isinstance(error, (RunStopped, UserError)):
             return error
         if isinstance(error, torch.OutOfMemoryError):
-            return RunStopped(f"the GPU's memory does not hold one client's training: {_for_want_of_memory()}")
+            return RunStopped(
+                f"the GPU's memory does not hold one client's training: {_for_want_of_memory()}"
+            )
         failed = MethodFailed(f"client {client} failed: {in_short(error)}")
         failed.add_note("".join(traceback.format_exception(error)))
         failed.__cause__ = error

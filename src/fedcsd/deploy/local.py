@@ -120,14 +120,18 @@ class Federation:
         return status
 
     def follow(self, out: Path, status: Path, watch: Watch, rounds: int, done: int = 0) -> None:
-        """Show each round as it is recorded, until the run has ended; RunStopped if it did not end well."""
-        shown = done
+        """Show replies and each round as it is recorded, until the run has ended; RunStopped if it did not
+        end well."""
+        shown, told = done, None
         while True:
             facts = read_status(status)
             history = RunDirectory(out).history() if out.is_dir() else []
             for record in history[shown:]:
                 watch.round(record, rounds)
             shown = max(shown, len(history))
+            if (reply := facts.get("reply")) and reply != told:
+                told = reply
+                watch.reply(*reply)
             if facts.get("finished"):
                 return
             if "error" in facts:

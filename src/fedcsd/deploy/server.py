@@ -3,6 +3,7 @@
 import json
 import os
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
@@ -28,6 +29,8 @@ from fedcsd.experiments import config_of
 from fedcsd.federation import Experiment, Record, Watch
 from fedcsd.runs import RunDirectory, write_whole
 
+OFTEN = 0.2  # seconds between replies that are told at least
+
 app = ServerApp()
 
 
@@ -37,7 +40,7 @@ def main(grid: Grid, context: Context) -> None:
     status = Status(str(config.get("status", "")))
     show_notes()
     try:
-        serve(grid, config)
+        serve(grid, config, status)
     except BaseException as error:
         status.write(error=str(error) or type(error).__name__, user=isinstance(error, UserError))
         raise
@@ -57,7 +60,15 @@ class Status:
 
 
 class Log(Watch):
-    """A line a round, for Flower's own log."""
+    """A line a round, for Flower's own log; replies go to the status."""
+
+    def __init__(self, status: Status):
+        self.status, self.written = status, 0.0
+
+    def reply(self, function: str, done: int, clients: int) -> None:
+        if time.monotonic() - self.written > OFTEN:
+            self.status.write(reply=[function, done, clients])
+            self.written = time.monotonic()
 
     def round(self, record: Record, rounds: int) -> None:
         dropped = ", ".join(f"{record[k]} {k}" for k in ("refused", "late", "missing") if record.get(k))
@@ -98,7 +109,7 @@ class Session:
         return {**asdict(self.deployment), "mode": self.mode, "run": self.run, "again": again}
 
 
-def serve(grid: Grid, config: Mapping[str, Any]) -> jobs.Run:
+def serve(grid: Grid, config: Mapping[str, Any], status: Status | None = None) -> jobs.Run:
     """A run over Flower from begin to end, in a run directory like any other."""
     session = Session(grid, config)
     job, roster = (sites.begin if session.mode == "sites" else begin)(session)
@@ -114,7 +125,7 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> jobs.Run:
     roster.wait(
         lambda: roster.nodes, len(job.experiment.parts), "nodes", float(config.get("join_timeout", 0))
     )
-    return jobs.train(job, Log(), nodes)
+    return jobs.train(job, Log(status or Status("")), nodes)
 
 
 def begin(session: Session) -> tuple[jobs.Job | None, Roster]:
