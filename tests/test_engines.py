@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from fedcsd.backends.device import DeviceBackend, agree
 from fedcsd.data import Dataset
-from fedcsd.engines import Batch, identity
+from fedcsd.engines import Batch, Task, identity
+from fedcsd.engines.graphs import Steps
 from fedcsd.engines.stacked import Schedule, Stacked
 from fedcsd.errors import UserError
 from fedcsd.exchange import Request
@@ -278,6 +279,58 @@ def test_what_no_longer_stacks_goes_on_in_lanes() -> None:
         federation,
         trained(experiment(methods.load("moon")(), augment="cifar", participation=1.0), "eager", 2),
     )
+
+
+class Assigning(nn.Module):
+    """Assigns new tensors to its buffers, of which one is not saved."""
+
+    def __init__(self, shape: Any, classes: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(256))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.head = nn.Linear(256, classes)
+        self.read: list[tuple[int, int]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        if self.training:
+            self.read.append((self.mean.data_ptr(), self.count.data_ptr()))
+            self.mean, self.count = 0.9 * self.mean + 0.1 * x.mean(0), self.count + 1
+        return self.head((x - self.mean) * (1 + 1 / (1 + self.count)))
+
+
+def assigning(**values: Any) -> Experiment:
+    chosen = {"data": "given from Python", "partition": "iid", "clients": 4, "epochs": 2, "batch_size": 16}
+    return prepare({**chosen, **values}, method=FedAvg(), data=pictures(), model=Assigning)
+
+
+def test_a_model_that_changes_its_buffers_is_not_stacked() -> None:
+    with pytest.raises(UserError, match="changes its buffers"):
+        trained(assigning(), "stacked")
+    prepared = experiment(FedAvg())
+    assert not Stacked(prepared.site(), 4).reason_against
+
+
+def test_a_recorded_step_finds_assigned_buffers_where_they_stay() -> None:
+    prepared = assigning()
+    site, tasks = prepared.site(), []
+
+    class Catch:
+        def train(self, task: Task) -> Any:
+            tasks.append(task)
+            raise InterruptedError
+
+    client = Client(site, 0, 0)
+    client.engine = Catch()
+    with pytest.raises(InterruptedError):
+        client.train(prepared.weights, site.method.loss)
+    steps = Steps(site, tasks[0])
+    steps.load(tasks[0], tasks[0].order().reshape(-1))
+    for _ in range(3):
+        steps.step(16)
+    module: Any = steps.network.module
+    assert set(module.read) == {(module.mean.data_ptr(), module.count.data_ptr())}
+    assert int(module.count) == 3
 
 
 def test_bfloat16_copies_follow_the_flat_vector_and_bring_gradients_back() -> None:

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from test_engines import Enclosed, Wrong, experiment, pictures
+from test_engines import Enclosed, Wrong, assigning, experiment, pictures
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedcsd
+from fedcsd.analysis.drift import Meter
 from fedcsd.backends import streams
 from fedcsd.backends.device import DeviceBackend
 from fedcsd.engines import Batch
@@ -22,6 +23,8 @@ from fedcsd.federation import Experiment, Federation
 from fedcsd.kernels import convolution
 from fedcsd.methods import Method, methods
 from fedcsd.methods.fedavg import FedAvg
+from fedcsd.models.network import Outputs
+from fedcsd.site import Site
 from fedcsd.training import Client
 from fedcsd.weights import weighted_mean
 
@@ -208,7 +211,13 @@ def test_lanes_read_what_they_share_when_it_is_there() -> None:
     prepared = experiment(FedAvg(), device="cuda", track_drift=True)
     site, weights = prepared.site(), prepared.weights.to("cuda")
     other, slow, quick = site.another(), torch.cuda.Stream(), torch.cuda.Stream()
-    for asked in (lambda s: s.probe(weights), lambda s: s.local_outputs(weights, 0)):
+    meter = Meter(20)
+
+    def metered(site: Site) -> Outputs:
+        client = Client(site, 0, 0)
+        return site.remembered((-2, weights.token), lambda: meter._outputs(client, weights))
+
+    for asked in (lambda s: s.probe(weights), lambda s: s.local_outputs(weights, 0), metered):
         for one in (site, other):
             asked(one)  # the networks are made
         site.cache.clear()
@@ -219,6 +228,49 @@ def test_lanes_read_what_they_share_when_it_is_there() -> None:
             found = asked(other).logits.clone()
         torch.cuda.synchronize()
         assert torch.equal(found, asked(site).logits)
+
+
+def test_a_model_that_assigns_its_buffers_is_recorded_right() -> None:
+    expected = trained(assigning(), "eager")
+    for engine in ("graphs", "auto"):
+        found = trained(assigning(device="cuda", engine=engine))
+        assert apart(expected, found) < NEAR
+        assert found.backend.chosen == "graphs"
+
+
+class Given(FedAvg):
+    """Gives a number of its own for each round and client, from the CPU."""
+
+    def train(self, client: Client, weights: Any) -> Any:
+        number = torch.tensor(client.round / 10 + client.number)
+        return client.train(weights, self.loss, given={"number": number}, gradient=self.change)
+
+    def change(self, parameters: Tensor, gradient: Tensor, given: Any) -> None:
+        gradient.mul_(1 + given["number"])
+
+
+class Noisy(FedAvg):
+    """A server that draws on its device."""
+
+    def round(self, server: Any, ask: Any) -> None:
+        server.weights = weighted_mean(ask(self.train, weights=server.weights))
+        server.drawn = torch.rand(3, device=server.weights.flat.device)
+
+
+def test_numbers_from_the_cpu_are_not_recorded_for_good() -> None:
+    expected = trained(experiment(Given(), lr=0.005), "eager")
+    for engine in ("graphs", "stacked"):
+        found = trained(experiment(Given(), lr=0.005, device="cuda", engine=engine))
+        assert apart(expected, found) < NEAR, engine
+
+
+def test_the_server_draws_the_same_with_every_engine_and_leaves_no_trace() -> None:
+    torch.cuda.manual_seed(7)
+    before, drawn = torch.cuda.get_rng_state(), []
+    for engine in ENGINES:
+        drawn.append(trained(experiment(Noisy(), device="cuda", engine=engine), rounds=2).server.drawn)
+        assert torch.equal(before, torch.cuda.get_rng_state())
+    assert all(torch.equal(drawn[0], other) for other in drawn)
 
 
 class Counting(Method):

@@ -201,7 +201,9 @@ class Federation:
         tally = Tally(failed={k for k in clients if k in fail})
         self.ledger.begin()
         if len(tally.failed) < len(clients):
-            with seeds.Stream(seeds.torch_seed(self.settings.seed, "server", self.round)):
+            cuda = self.backend.server_device.type == "cuda"
+            with seeds.kept(cuda=cuda):
+                seeds.start(seeds.torch_seed(self.settings.seed, "server", self.round), cuda=cuda)
                 self._method_s("round", self.server, self._asker(clients, tally))
             if tally.open:
                 raise MethodFailed(f"the method did not read all replies of ask(self.{tally.open}, …)")

@@ -4,7 +4,8 @@ Every draw names its purpose and its place, such as `rng(seed, "batches", round,
 place gives the same numbers with one worker or ten, before and after a resume, here or on a site.
 """
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from zlib import crc32
 
 import numpy as np
@@ -23,6 +24,34 @@ def rng(seed: int, purpose: str, *place: int) -> np.random.Generator:
 def torch_seed(seed: int, purpose: str, *place: int) -> int:
     """A number for `torch.manual_seed`, for what draws inside a model (initial weights, dropout)."""
     return int(_sequence(seed, purpose, *place).generate_state(1, np.uint64)[0] >> 1)
+
+
+def start(seed: int, *, cuda: bool) -> None:
+    """Start the process's generators, the GPU's only if `cuda`; torch.manual_seed looks for every kind of device."""
+    torch.default_generator.manual_seed(seed)
+    if cuda:
+        torch.cuda.manual_seed(seed)
+
+
+@contextmanager
+def kept(*, cuda: bool) -> Iterator[None]:
+    """Whatever is drawn inside, the process's generators are afterwards as they were."""
+    before = torch.get_rng_state(), torch.cuda.get_rng_state() if cuda else None
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        if before[1] is not None:
+            torch.cuda.set_rng_state(before[1])
+
+
+def drawn_since(seed: int, *, cuda: bool) -> bool:
+    """Whether the process's generators are no longer as this seed left them."""
+    now = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if cuda else [])]
+    with kept(cuda=cuda):
+        start(seed, cuda=cuda)
+        fresh = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if cuda else [])]
+    return not all(torch.equal(a, b) for a, b in zip(now, fresh, strict=True))
 
 
 class Stream(AbstractContextManager[None]):

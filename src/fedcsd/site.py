@@ -7,12 +7,14 @@ another.
 import copy
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from fedcsd import seeds
 from fedcsd.config import Settings
 from fedcsd.data.alike import Alike
 from fedcsd.data.augment import AUGMENTATIONS
@@ -67,9 +69,10 @@ class Site:
         self.alike = Alike(data, len(parts))
         self.cache = Cache()
         self.engine: Engine = Eager()
-        self.alone = True  # nothing else draws from the global generator while a client is answered
+        self.alone = True  # nothing else draws from the process's generators while a client is answered
         self.observer: Observer | None = None
-        self.seeded = 0  # what the global generator was last started with
+        self.seeded: int | None = None  # what the generators were last started with
+        self.drew: bool | None = None  # whether a client drew from them; None where nobody wants to know
         self._networks: dict[str, Network] = {}
 
     def another(self) -> "Site":
@@ -86,12 +89,26 @@ class Site:
         return other
 
     def seed(self, seed: int) -> None:
-        """Start the global generator, for what draws inside a model or a method's client half."""
+        """Start the process's generators, for what draws inside a model or a method's client half."""
         if self.alone:
-            torch.default_generator.manual_seed(seed)  # torch.manual_seed looks for every kind of device
-            if self.device.type == "cuda":
-                torch.cuda.default_generators[self.device.index or 0].manual_seed(seed)
+            self.notice()
+            seeds.start(seed, cuda=self.device.type == "cuda")
             self.seeded = seed
+
+    def notice(self) -> None:
+        """See whether somebody drew since the generators were started."""
+        if self.drew is False and self.seeded is not None:
+            self.drew = seeds.drawn_since(self.seeded, cuda=self.device.type == "cuda")
+
+    @contextmanager
+    def by_itself(self) -> Iterator[None]:
+        """While nothing else draws: clients may start the process's generators, which are put back then."""
+        before, self.alone = self.alone, True
+        try:
+            with seeds.kept(cuda=self.device.type == "cuda"):
+                yield
+        finally:
+            self.alone = before
 
     def images(self, rows: Tensor, numbers: Tensor | None) -> Tensor:
         """Training images [B, ...], augmented as the numbers say, as a model sees them."""
@@ -114,7 +131,7 @@ class Site:
         return self._networks[name]
 
     def frozen(self, name: str, weights: Weights) -> Network:
-        """A frozen network with these weights, in eval mode."""
+        """A frozen network with these weights, in eval mode. The one without a name is for looking on."""
         network = self.network("frozen " + name)
         network.load(weights)
         network.eval()
@@ -135,7 +152,7 @@ class Site:
             if (number, weights.token) not in cache:
                 cohort = self._with(number, weights)
                 rows = torch.cat([self.parts[k] for k in cohort])
-                found = self.forward(self.frozen("outputs", weights), self.data.x_train, rows)
+                found = self.forward(self.frozen("", weights), self.data.x_train, rows)
                 sizes = [len(self.parts[k]) for k in cohort]
                 pieces = zip(
                     torch.split(found.logits, sizes), torch.split(found.features, sizes), strict=True
@@ -167,13 +184,19 @@ class Site:
 
     def probe(self, weights: Weights) -> Outputs:
         """Outputs on the probe images; remembered for the round."""
-        key, cache = (-1, weights.token), self.cache
-        with cache.lock:
-            if key not in cache:
-                network = self.frozen("outputs", weights)
-                cache[key] = self.forward(network, self.data.x_test, self.probe_rows)
+
+        def compute() -> Outputs:
+            return self.forward(self.frozen("", weights), self.data.x_test, self.probe_rows)
+
+        return self.remembered((-1, weights.token), compute)
+
+    def remembered(self, key: tuple[int, int], compute: Callable[[], Outputs]) -> Outputs:
+        """What has this key in this round; computed by the first lane that asks, while others wait."""
+        with self.cache.lock:
+            if key not in self.cache:
+                self.cache[key] = compute()
                 self._share()
-            return cache[key]
+            return self.cache[key]
 
     def _share(self) -> None:
         """Wait until what was remembered is there: the other lanes of a GPU have streams of their own."""
@@ -200,7 +223,7 @@ class Site:
         """Which images of one block are classified rightly, and the summed loss."""
         self.begin(request.round)
         x, y, rows = self.blocks[number]
-        logits = self.forward(self.frozen("outputs", request.values["weights"]), x, rows).logits
+        logits = self.forward(self.frozen("", request.values["weights"]), x, rows).logits
         loss = float(cross_entropy(logits, y[rows]).sum(dtype=torch.float64))
         return Reply(number, len(rows), {"correct": logits.argmax(1) == y[rows]}, {"loss": (loss, len(rows))})
 

@@ -94,7 +94,7 @@ class Client:
     def training_outputs(self, weights: Weights) -> tuple[Outputs, Tensor]:
         """A frozen network over one epoch as training sees it, and the labels: train mode, whole
         shuffled batches only. Empty for a client smaller than a batch."""
-        network = self.site.frozen("outputs", weights)
+        network = self.site.frozen("", weights)
         self.site.seed(self._torch_seed("prototypes"))
         order = self.order("prototypes", 0).to(self.site.device)
         size = self.settings.batch_size
@@ -129,7 +129,8 @@ class Client:
         # A second training of the same client in the same round has a randomness of its own.
         again = f" {self._trainings}" if self._trainings else ""
         self._trainings += 1
-        frozen, given, live = frozen or {}, given or {}, {}
+        frozen, live = frozen or {}, {}
+        given = {name: tensor.to(self.site.device) for name, tensor in (given or {}).items()}
         if frozen and (frozen_mode == "train" or self.site.augmentation.active):
             live = {name: self.site.frozen(name, w) for name, w in frozen.items()}
         # A round's teacher says the same of the same image every epoch: it is asked once.
@@ -201,7 +202,7 @@ class Client:
         x, y, rows, shares = self.site.own_test(self.number)
         if not len(rows):
             return math.nan
-        logits = self.site.forward(self.site.frozen("outputs", weights), x, rows).logits
+        logits = self.site.forward(self.site.frozen("", weights), x, rows).logits
         return float((logits.argmax(1) == y[rows]).double() @ shares)
 
     def _note_local_model(self, before: Weights, after: Weights) -> None:
@@ -212,7 +213,7 @@ class Client:
         if not len(rows) and not self.settings.track_drift:
             return
         start = site.probe(before) if self.settings.track_drift else None
-        network = site.frozen("outputs", after)
+        network = site.frozen("", after)
         if len(rows):
             right = site.forward(network, data.x_train, rows).logits.argmax(1) == data.y_train[rows]
             self.note("held_accuracy_local", right.float())
@@ -224,5 +225,5 @@ class Client:
         self.note("local_accuracy", (end.logits.argmax(1) == data.y_test[site.probe_rows]).float())
         own = self.rows[:: -(-self.samples // OWN_PROBE)]
         for name, weights in (("local_train_accuracy", after), ("train_accuracy", before)):
-            logits = site.forward(site.frozen("outputs", weights), data.x_train, own).logits
+            logits = site.forward(site.frozen("", weights), data.x_train, own).logits
             self.note(name, (logits.argmax(1) == data.y_train[own]).float())

@@ -304,6 +304,46 @@ def test_a_model_that_assigns_its_buffers_is_averaged_all_the_same() -> None:
     assert runs[0].weights["mean"].abs().sum() > 0
 
 
+class Unsaved(torch.nn.Module):
+    """Keeps a mean that is not saved, and counts batches in a new tensor each time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(6), persistent=False)
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.head = torch.nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.mean.mul_(0.9).add_(0.1 * x.mean(0))
+            self.count = self.count + 1
+        return self.head((x - self.mean) * (1 + 1 / (1 + self.count)))
+
+
+def test_what_a_model_does_not_save_is_as_new_for_every_client() -> None:
+    runs = [run_once(FedAvg(), model=Unsaved, workers=w) for w in (1, 2, 4)]
+    assert all(torch.equal(runs[0].weights[n], r.weights[n]) for r in runs for n in r.weights)
+
+
+def test_a_model_may_freeze_its_batch_norm() -> None:
+    class Frozen(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.head = torch.nn.BatchNorm1d(6), torch.nn.Linear(6, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.norm(x))
+
+        def train(self, mode: bool = True) -> "Frozen":
+            super().train(mode)
+            self.norm.eval()
+            return self
+
+    weights = run_once(FedAvg(), model=Frozen).weights
+    assert not weights["norm.running_mean"].any()
+    assert (weights["norm.running_var"] == 1).all()
+
+
 def test_a_factory_must_make_new_models() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(6, 3))
     with pytest.raises(UserError, match="the same model twice"):

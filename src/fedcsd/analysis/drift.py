@@ -106,10 +106,9 @@ class Meter:
         self.images = images
 
     def __call__(self, client: Client, start: Weights, now: Weights) -> Mapping[str, Tensor]:
-        site, key = client.site, (-2, start.token)
-        if key not in site.cache:
-            site.cache[key] = self._outputs(client, start)
-        before, after = site.cache[key], self._outputs(client, now)
+        site = client.site
+        before = site.remembered((-2, start.token), lambda: self._outputs(client, start))
+        after = self._outputs(client, now)
         labels = site.data.y_test[: self.images]
         right = labels[after.logits.argmax(1) == labels]
         return {
@@ -122,7 +121,7 @@ class Meter:
     def _outputs(self, client: Client, weights: Weights) -> Outputs:
         site = client.site
         rows = torch.arange(self.images, device=site.device)
-        return site.forward(site.frozen("outputs", weights), site.data.x_test, rows)
+        return site.forward(site.frozen("", weights), site.data.x_test, rows)
 
 
 class Gathered:

@@ -159,7 +159,7 @@ def features_of(
     rows = np.sort(rng.permutation(len(data.y_test))[:samples])
     site = experiment.site()
     features = site.forward(
-        site.frozen("outputs", weights.to(site.device)),
+        site.frozen("", weights.to(site.device)),
         site.data.x_test,
         torch.from_numpy(rows).to(site.device),
     ).features

@@ -31,6 +31,7 @@ class DeviceBackend:
 
     def __init__(self, site: Site, engine: str = "eager", workers: int = 0):
         self.site, self.engine = site, engine
+        site.alone = False  # the server draws in this process too
         self.server_device = device_of_server(site)
         self.lanes = Lanes(site, workers, self.server_device) if engine in ("auto", "graphs") else None
         self.group = Group(site, self.server_device) if engine in ("auto", "stacked") else None
@@ -92,10 +93,12 @@ class DeviceBackend:
     ) -> Iterator[Reply | BaseException]:
         for client in clients:
             try:
-                reply = self.site.answer(request, client, self._state(states, client))
-                yield delivered(reply, self.server_device, len(self.site.parts))
+                with self.site.by_itself():
+                    found = self.site.answer(request, client, self._state(states, client))
+                reply: Reply | BaseException = delivered(found, self.server_device, len(self.site.parts))
             except Exception as error:
-                yield error
+                reply = error
+            yield reply
 
     def _failure(self, client: int, error: BaseException) -> BaseException:
         if isinstance(error, NotStackable):
@@ -119,7 +122,7 @@ class DeviceBackend:
         size = self.site.network("student").layout.size
         if len(clients) <= FEW or size > SMALL or request.function in self.lanes.random:
             return
-        if self.group.engine.reason_against():
+        if self.group.engine.reason_against:
             return
 
         def state(client: int) -> Values:

@@ -94,15 +94,6 @@ class Lane:
         return reply
 
 
-def _has_drawn(seed: int) -> bool:
-    """Whether the global generators, on the CPU or the GPU, are no longer as this seed left them."""
-    now = [torch.get_rng_state(), torch.cuda.get_rng_state()]
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        fresh = [torch.get_rng_state(), torch.cuda.get_rng_state()]
-    return not all(torch.equal(a, b) for a, b in zip(now, fresh, strict=True))
-
-
 class Dealt:
     """Clients dealt to lanes, and their replies as they come. A lane that is done takes over from the
     one with most left; none runs far ahead of the reader, so that few replies lie in memory."""
@@ -116,12 +107,12 @@ class Dealt:
     def next(self, lane: int) -> int | None:
         """The lane's next client; None if there is nothing left."""
         with self.condition:
-            while not self.stopped:
-                mine = self.lists[lane] or max(self.lists.values(), key=len)
-                if not mine:
-                    break
-                if len(self.replies) < HELD or mine[0] == self.head:
-                    return mine.popleft()
+            while not self.stopped and any(self.lists.values()):
+                if len(self.replies) < HELD:
+                    return (self.lists[lane] or max(self.lists.values(), key=len)).popleft()
+                for some in self.lists.values():  # the reader waits for this one, whoever was to train it
+                    if some and some[0] == self.head:
+                        return some.popleft()
                 self.condition.wait()
             self.active -= 1
         return None
@@ -177,17 +168,19 @@ class Lanes:
         if request.function in self.tried:
             return
         self.tried.add(request.function)
-        lane, engine = self.lanes[0], Counted(self.lanes[0].engine)
+        lane, engine, site = self.lanes[0], Counted(self.lanes[0].engine), self.lanes[0].site
         torch.cuda.synchronize()
         before = torch.cuda.memory_reserved()
-        self.launcher.trying = True
+        self.launcher.trying, site.drew, site.seeded = True, False, None
         try:
-            lane.thread.submit(lane.answer, request, client, state, engine).result()
+            with site.by_itself():
+                lane.thread.submit(lane.answer, request, client, state, engine).result()
+                site.notice()
         except Exception:
             return  # it will fail again, and be told then
         finally:
-            self.launcher.trying = False
-        if _has_drawn(lane.site.seeded):
+            self.launcher.trying, drew, site.drew = False, site.drew, None
+        if drew:
             self.random.add(request.function)
         if engine.used:
             self.training.add(request.function)
@@ -209,8 +202,10 @@ class Lanes:
         torch.cuda.empty_cache()
 
     def run(self, request: Request, clients: Sequence[int], state: State) -> Iterator[Reply | BaseException]:
-        alone = request.function in self.random
-        dealt = Dealt(clients, self._lists(clients, alone))
+        if request.function in self.random:
+            yield from self._in_turn(request, clients, state)
+            return
+        dealt = Dealt(clients, self._lists(clients))
         torch.cuda.default_stream().synchronize()
         working = [
             self.lanes[n].thread.submit(self._work, self.lanes[n], n, request, dealt, state)
@@ -223,12 +218,29 @@ class Lanes:
             dealt.stop()
             wait(working)
 
-    def _lists(self, clients: Sequence[int], alone: bool) -> dict[int, deque[int]]:
+    def _in_turn(
+        self, request: Request, clients: Sequence[int], state: State
+    ) -> Iterator[Reply | BaseException]:
+        """One client after another, each with the process's generators to itself."""
+        for client in clients:
+            lane = self.lanes[0]
+            try:
+                with lane.site.by_itself():
+                    reply: Reply | BaseException = lane.thread.submit(
+                        lane.answer, request, client, state(client)
+                    ).result()
+            except torch.OutOfMemoryError as error:
+                with lane.site.by_itself():
+                    reply = self._last_try(lane, request, client, state, error)
+            except Exception as error:
+                reply = error
+            yield reply
+
+    def _lists(self, clients: Sequence[int]) -> dict[int, deque[int]]:
         """Each lane's clients: the next longest to the lane with the least to do, so that in every round
         of all clients a client comes to the lane that has recorded its last, smaller batch. A lane without
         a client would take one from another, and record what that one has recorded."""
-        lanes = 1 if alone else min(len(self.lanes), len(clients))
-        lists = {number: deque[int]() for number in range(lanes)}
+        lists = {number: deque[int]() for number in range(min(len(self.lanes), len(clients)))}
         load = dict.fromkeys(lists, 0)
         for client in clients:
             least = min(load, key=lambda number: (load[number], number))
@@ -307,7 +319,7 @@ class Group:
         self.turns += [Turn() for _ in range(len(clients) - len(self.turns))]
         if self.site.device.type == "cuda":
             self.engine.stream.wait_stream(torch.cuda.default_stream())
-        with self._stream():
+        with self._stream(), self.site.by_itself():
             replies = self._answered(request.function, [answers(client) for client in clients])
             number = len(self.site.parts)
             replies = [

@@ -33,6 +33,7 @@ Program = list[tuple[torch.cuda.CUDAGraph, int]]
 AHEAD = 16  # replays that a stream may be ahead of the device
 SMALL = 1_000_000  # numbers in a model up to which several steps are recorded as one
 RUN = 8  # as many
+KINDS = 4  # of steps that a lane keeps
 PAYS = 8  # a step that has been taken so often will be recorded
 
 
@@ -44,22 +45,31 @@ class Launcher:
 
     def __init__(self) -> None:
         self.condition = threading.Condition()
-        self.waiting: list[tuple[torch.cuda.Stream, Program, threading.Event]] = []
+        self.waiting: list[Replaying] = []
+        self.active: list[Replaying] = []
         self.closed = False
+        self.error: BaseException | None = None
         self.trying = False  # whether one lane is tried out and all others stand still
         self.refused = False  # what is trained here cannot be recorded, in no lane
         self.thread: threading.Thread | None = None
 
     def run(self, stream: torch.cuda.Stream, program: Program) -> None:
         """Returns when all of it has been handed to the device."""
-        done = threading.Event()
+        mine = Replaying(stream, program)
         with self.condition:
             if self.thread is None:
                 self.thread = threading.Thread(target=self._serve, daemon=True)
                 self.thread.start()
-            self.waiting.append((stream, program, done))
-            self.condition.notify()
-        done.wait()
+            if not self.closed:
+                self.waiting.append(mine)
+                self.condition.notify()
+            else:
+                mine.ended.set()
+        mine.ended.wait()
+        if not mine.done:
+            raise RuntimeError(
+                f"training on the GPU was stopped: {self.error or 'it was closed'}"
+            ) from self.error
 
     def close(self) -> None:
         with self.condition:
@@ -67,26 +77,37 @@ class Launcher:
             self.condition.notify()
 
     def _serve(self) -> None:
-        active: list[Replaying] = []
-        while True:
-            with self.condition:
-                while not self.waiting and not active and not self.closed:
-                    self.condition.wait()
-                if self.closed:
-                    return
-                active += [Replaying(*some) for some in self.waiting]
-                self.waiting = []
-            before = sum(some.count for some in active)
-            active = [some for some in active if some.go_on()]
-            if active and sum(some.count for some in active) == before:
-                time.sleep(1e-4)  # all are far ahead: leave the interpreter to others
+        try:
+            while self._go_on():
+                pass
+        except BaseException as error:
+            self.error = error
+        with self.condition:  # nobody is left waiting
+            self.closed = True
+            for some in (*self.waiting, *self.active):
+                some.ended.set()
+
+    def _go_on(self) -> bool:
+        """A graph of each lane; false when there will be no more."""
+        with self.condition:
+            while not self.waiting and not self.active and not self.closed:
+                self.condition.wait()
+            if self.closed:
+                return False
+            self.active += self.waiting
+            self.waiting = []
+        before = sum(some.count for some in self.active)
+        self.active = [some for some in self.active if some.go_on()]
+        if self.active and sum(some.count for some in self.active) == before:
+            time.sleep(1e-4)  # all are far ahead: leave the interpreter to others
+        return True
 
 
 class Replaying:
     """One lane's program on its way to the device."""
 
-    def __init__(self, stream: torch.cuda.Stream, program: Program, done: threading.Event):
-        self.stream, self.done = stream, done
+    def __init__(self, stream: torch.cuda.Stream, program: Program):
+        self.stream, self.done, self.ended = stream, False, threading.Event()
         self.graphs = (graph for graph, times in program for _ in range(times))
         self.count = 0
         self.marks: deque[torch.cuda.Event] = deque()
@@ -99,7 +120,8 @@ class Replaying:
             self.marks.popleft()
         graph = next(self.graphs, None)
         if graph is None:
-            self.done.set()
+            self.done = True
+            self.ended.set()
             return False
         torch.cuda.set_stream(self.stream)
         graph.replay()
@@ -182,6 +204,8 @@ class Steps:
         batch = Batch(*network(images), self.site.data.y_train[rows], frozen, self.given)
         network.differentiate(tally(self.sums, batch, self.loss(batch)))
         self.sgd.step(self.change, self.given)
+        for one in (network, *self.task.live.values()):
+            one.hold_buffers(keep=True)  # a replay finds them where they are now
 
     def capture(self, size: int, steps: int, pool: Any, *, alone: bool) -> None:
         def one() -> None:
@@ -275,9 +299,7 @@ class Graphs:
             )
             if whole * settings.epochs < PAYS:
                 return self.eager.train(task)
-        steps = self.kinds.get(key) or Steps(self.site, task)
-        if key is not None:
-            self.kinds[key] = steps
+        steps = self._steps(key, task)
         order = task.order().reshape(-1)
         steps.load(task, order)
         try:
@@ -300,6 +322,16 @@ class Graphs:
         if not math.isfinite(totals["train_loss"]):
             diverged = "the loss is no longer finite in local training"
         return Trained(steps.network.weights(), settings.epochs * (whole + bool(rest)), totals, diverged)
+
+    def _steps(self, key: Hashable | None, task: Task) -> Steps:
+        """The steps of this kind. Only the last few kinds are kept: a method may make a new one every round."""
+        steps = self.kinds.pop(key, None) or Steps(self.site, task)
+        if key is not None:
+            self.kinds[key] = steps
+        if len(self.kinds) > KINDS:
+            with Graphs.recording:  # what is freed while a lane records would spoil that
+                del self.kinds[next(iter(self.kinds))]
+        return steps
 
     def _recorded(self, steps: Steps, samples: int) -> Program:
         """The graphs of an epoch, recorded where they are not yet. A last, smaller batch comes once in an

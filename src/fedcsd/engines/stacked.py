@@ -10,6 +10,7 @@ lacks samples, which is exact as long as the loss is one number a sample and no 
 import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from torch import Tensor
 from torch.func import functional_call, grad, vmap
 
 from fedcsd.engines import Batch, Task, Trained, checked, looked_up
-from fedcsd.engines.graphs import Launcher, recorded
+from fedcsd.engines.graphs import KINDS, Launcher, recorded
 from fedcsd.models.network import Outputs
 from fedcsd.site import Site
 
@@ -64,13 +65,8 @@ class Rows:
 
     def __init__(self, site: Site, task: Task, shared: frozenset[str], width: int, most: int):
         settings, device = site.settings, site.device
-        self.site, self.loss, self.change, self.width, self.shared = (
-            site,
-            task.loss,
-            task.change,
-            width,
-            shared,
-        )
+        self.site, self.loss, self.change = site, task.loss, task.change
+        self.width, self.shared = width, shared
         self.network = site.network("student")
         layout, size = self.network.layout, settings.batch_size
         self.parameters = self.network.flat.new_zeros(width, layout.trainable)
@@ -259,10 +255,14 @@ class Stacked:
             self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             self.pool = torch.cuda.graph_pool_handle()
 
+    @cached_property
     def reason_against(self) -> str:
-        """Why this model cannot be stacked, as far as one sees without trying."""
-        if self.site.network("student").norms:
+        """Why this model cannot be stacked; empty if it can, as far as one sees."""
+        network = self.site.network("student")
+        if network.norms:
             return "the model has BatchNorm, which mixes the samples of a batch"
+        if network.remembers(self.site.data.example()):
+            return "the model changes its buffers in training"
         return ""
 
     def train_all(self, tasks: Sequence[Task]) -> list[Trained]:
@@ -275,6 +275,8 @@ class Stacked:
         return [found[id(task)] for task in tasks]
 
     def _train(self, key: str, tasks: Sequence[Task]) -> list[Trained]:
+        if self.reason_against:
+            raise NotStackable(self.reason_against)
         if any(task.key() is None for task in tasks):
             raise NotStackable("the loss or gradient is another function for every client")
         if any(task.observed for task in tasks):
@@ -283,9 +285,10 @@ class Stacked:
             raise NotStackable("a frozen network of each client's own must look at every batch")
         shared = frozenset(n for n, t in tasks[0].given.items() if all(task.given[n] is t for task in tasks))
         kind = (tasks[0].key(), shared)
-        if kind not in self.kinds:
-            self.kinds[kind] = Rows(self.site, tasks[0], shared, self.width, self.most)
-        rows, schedule = self.kinds[kind], Schedule.of(tasks)
+        rows = self.kinds.pop(kind, None) or Rows(self.site, tasks[0], shared, self.width, self.most)
+        self.kinds[kind], schedule = rows, Schedule.of(tasks)
+        if len(self.kinds) > KINDS:
+            del self.kinds[next(iter(self.kinds))]
         rows.load(tasks, schedule)
         program = self._program(schedule.steps)
         if self.launcher is None:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedcsd import seeds
 from fedcsd.errors import UserError, unknown
 from fedcsd.kernels.chain import Chain, Pass
 from fedcsd.kernels.vectors import slope_of
@@ -92,12 +93,12 @@ class Network:
                 if norm.momentum is not None:
                     norm.num_batches_tracked = None  # a count that nobody reads: an operation for each layer
         self._buffers: list[tuple[nn.Module, str, Tensor]] = []
+        self._aside: list[tuple[nn.Module, str, Tensor]] = []  # integers, and what is not saved
         self._mode: tuple[bool, bool] | None = None
         self._bind()
         self._pass: Pass | None = None
         self.chain = self._chain()
         self.rounded = Rounded(self, module) if bf16 else None
-        self._integers = [(b, b.clone()) for b in module.buffers() if not b.is_floating_point()]
 
     def _bind(self) -> None:
         """Move parameters and float buffers into the flat vector."""
@@ -114,19 +115,27 @@ class Network:
                 if tensor.requires_grad:
                     self.trained.append(tensor)
             else:
-                owner, _, leaf = name.rpartition(".")
-                self._buffers.append((self.module.get_submodule(owner), leaf, view))
-        self._hold_buffers()
+                self._buffers.append((*self._place(name), view))
+        for name, buffer in self.module.named_buffers():
+            if name not in tensors:
+                self._aside.append((*self._place(name), buffer))
+        self._initial = [buffer.clone() for *_, buffer in self._aside]
+        self.hold_buffers()
 
-    def _hold_buffers(self, *, keep: bool = False) -> None:
-        """Put the buffers back into the flat vector, for models that assign new ones to their names;
-        `keep` takes over what was assigned."""
-        for owner, leaf, view in self._buffers:
+    def _place(self, name: str) -> tuple[nn.Module, str]:
+        owner, _, leaf = name.rpartition(".")
+        return self.module.get_submodule(owner), leaf
+
+    def hold_buffers(self, *, keep: bool = False) -> None:
+        """Put the buffers back to where they were, for models that assign new ones to their names; `keep`
+        takes over what was assigned."""
+        for number, (owner, leaf, tensor) in enumerate((*self._buffers, *self._aside)):
             assigned = getattr(owner, leaf)
-            if assigned is not view:
-                if keep:
-                    view.copy_(assigned)
-                setattr(owner, leaf, view)
+            if assigned is not tensor:
+                averaged = number < len(self._buffers)
+                if keep and (averaged or getattr(assigned, "shape", None) == tensor.shape):
+                    tensor.copy_(assigned.detach())
+                setattr(owner, leaf, tensor)
 
     def _chain(self) -> Chain | None:
         """The model for the kernels, if it is one for them."""
@@ -194,24 +203,42 @@ class Network:
             self.rounded.refresh()
 
     def load(self, weights: Weights) -> None:
-        self._hold_buffers()
+        self.hold_buffers()
         self.flat.copy_(weights.flat)
         self.refresh()
-        for buffer, initial in self._integers:
-            buffer.copy_(initial)
+        for (*_, buffer), initial in zip(self._aside, self._initial, strict=True):
+            buffer.copy_(initial)  # as new for every client
 
     def weights(self) -> Weights:
         """A copy of the present weights."""
-        self._hold_buffers(keep=True)
+        self.hold_buffers(keep=True)
         return Weights(self.layout, self.flat.clone())
+
+    def remembers(self, images: Tensor) -> bool:
+        """Whether a pass in training changes a buffer, as BatchNorm does."""
+        places = [*self._buffers, *self._aside]
+        before = [tensor.clone() for *_, tensor in places]
+        if not before:
+            return False
+        self.train()
+        with torch.no_grad(), seeds.kept(cuda=images.is_cuda):
+            self(images)
+        changed = [
+            getattr(owner, leaf) is not tensor or not torch.equal(tensor, old)
+            for (owner, leaf, tensor), old in zip(places, before, strict=True)
+        ]
+        self.hold_buffers()
+        for (*_, tensor), old in zip(places, before, strict=True):
+            tensor.copy_(old)
+        return any(changed)
 
     def train(self, *, single: bool = False) -> None:
         """Training mode. One sample has no batch statistics: BatchNorm then uses its running ones."""
         single = single and bool(self.norms)
         if self._mode != (True, single):
-            self.module.train()
-            for norm in self.norms:
-                norm.train(not single)
+            self.module.train()  # a model may leave its BatchNorm in eval mode
+            for norm in self.norms if single else ():
+                norm.eval()
             self._mode = (True, single)
 
     def eval(self) -> None:

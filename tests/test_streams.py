@@ -1,0 +1,160 @@
+"""What shares a GPU's process: who draws from its generators, who trains which client, who replays."""
+
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import pytest
+import torch
+from test_engines import experiment
+
+from fedcsd.backends.device import DeviceBackend
+from fedcsd.backends.streams import HELD, Dealt
+from fedcsd.engines.graphs import Launcher
+from fedcsd.exchange import Request
+from fedcsd.federation import Federation
+from fedcsd.methods.fedavg import FedAvg
+from fedcsd.places import backend_for
+from fedcsd.training import Client
+from fedcsd.weights import weighted_mean
+
+
+class Noisy(FedAvg):
+    """A server that draws between replies and after them."""
+
+    def round(self, server: Any, ask: Any) -> None:
+        replies = []
+        for reply in ask(self.train, weights=server.weights):
+            server.between = torch.rand(1)
+            replies.append(reply)
+        server.weights, server.after = weighted_mean(replies), torch.rand(1)
+
+
+def test_the_server_draws_the_same_wherever_the_clients_are() -> None:
+    def drawn(engine: str) -> list[float]:
+        prepared = experiment(Noisy(), workers=2, participation=1.0, epochs=1)
+        outside = torch.get_rng_state()
+        if engine:
+            federation = Federation(prepared, DeviceBackend(prepared.site(), engine))
+            federation.step()
+        else:
+            with backend_for(prepared) as backend:
+                federation = Federation(prepared, backend)
+                federation.step()
+        assert torch.equal(outside, torch.get_rng_state())
+        return [float(federation.server.between), float(federation.server.after)]
+
+    assert drawn("") == drawn("eager") == drawn("stacked")
+
+
+class Drawing(FedAvg):
+    """Draws before training, or after it."""
+
+    before = True
+
+    def train(self, client: Client, weights: Any) -> Any:
+        first = torch.rand(1) if self.before else torch.zeros(1)
+        trained = client.train(weights, self.loss)
+        return {**trained, "drawn": first if self.before else torch.rand(1)}
+
+
+class DrawingAfter(Drawing):
+    before = False
+
+
+@pytest.mark.parametrize(("method", "draws"), [(FedAvg(), False), (Drawing(), True), (DrawingAfter(), True)])
+def test_who_draws_is_noticed(method: FedAvg, draws: bool) -> None:
+    prepared = experiment(method, epochs=1)
+    site, request = prepared.site(), Request(0, "train", {"weights": prepared.weights})
+    site.alone, site.drew, outside = False, False, torch.get_rng_state()
+    with site.by_itself():
+        first = site.answer(request, 0, {})
+        site.notice()
+    assert site.drew == draws
+    assert torch.equal(outside, torch.get_rng_state())
+    torch.rand(3)
+    with site.by_itself():
+        again = site.answer(request, 0, {})
+    assert first.values.get("drawn") == again.values.get("drawn")
+
+
+class Graph:
+    def __init__(self, replay: Any):
+        self.replay = replay
+
+
+class Event:
+    def record(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def launcher(monkeypatch: pytest.MonkeyPatch) -> Launcher:
+    """One on a machine that need not have a GPU."""
+    monkeypatch.setattr(torch.cuda, "set_stream", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    return Launcher()
+
+
+def told(launcher: Launcher, graph: Graph, times: int = 1) -> list[str]:
+    """What whoever waits for a replay is told; in a list that is filled when the wait is over."""
+    found: list[str] = []
+
+    def run() -> None:
+        try:
+            launcher.run(None, [(graph, times)])  # type: ignore[arg-type,list-item]
+            found.append("")
+        except RuntimeError as error:
+            found.append(str(error))
+
+    threading.Thread(target=run, daemon=True).start()
+    return found
+
+
+def in_time(found: list[str]) -> str:
+    for _ in range(500):
+        if found:
+            return found[0]
+        time.sleep(0.01)
+    pytest.fail("somebody still waits")
+
+
+def test_a_device_that_fails_leaves_nobody_waiting(launcher: Launcher) -> None:
+    def fail() -> None:
+        raise RuntimeError("device-side assert")
+
+    assert in_time(told(launcher, Graph(lambda: None))) == ""
+    assert "device-side assert" in in_time(told(launcher, Graph(fail)))
+    assert "device-side assert" in in_time(told(launcher, Graph(lambda: None)))
+
+
+def test_closing_leaves_nobody_waiting(launcher: Launcher) -> None:
+    found = told(launcher, Graph(lambda: time.sleep(0.02)), 10_000)
+    time.sleep(0.2)
+    launcher.close()
+    assert "closed" in in_time(found)
+
+
+def test_a_client_that_is_given_up_is_trained_by_another_lane() -> None:
+    """The second lane gives up the client that the reader waits for, when no more replies may wait."""
+    clients = list(range(3 * HELD))
+    dealt = Dealt(clients, {0: deque(clients[::2]), 1: deque(clients[1::2])})
+    given = dealt.next(1)
+
+    def train() -> None:
+        while (client := dealt.next(0)) is not None:
+            dealt.put(client, client)  # type: ignore[arg-type]
+
+    threading.Thread(target=train, daemon=True).start()
+    while len(dealt.replies) < HELD:
+        time.sleep(0.01)
+    assert given is not None
+    assert dealt.give_up(1, given)
+    found: list[Any] = []
+    reader = threading.Thread(target=lambda: found.extend(map(dealt.wait_for, clients)), daemon=True)
+    reader.start()
+    reader.join(10)
+    assert found == clients
