@@ -18,7 +18,7 @@ from fedcsd.exchange import Notes
 from fedcsd.models.network import Outputs, concatenated
 from fedcsd.objectives import kl_divergence
 from fedcsd.sgd import Gradient, with_given
-from fedcsd.weights import Weights
+from fedcsd.weights import Weights, moved
 
 if TYPE_CHECKING:
     from fedcsd.site import Site
@@ -130,7 +130,7 @@ class Client:
         again = f" {self._trainings}" if self._trainings else ""
         self._trainings += 1
         frozen, live = frozen or {}, {}
-        given = {name: tensor.to(self.site.device) for name, tensor in (given or {}).items()}
+        given = moved(given or {}, self.site.device)
         if frozen and (frozen_mode == "train" or self.site.augmentation.active):
             live = {name: self.site.frozen(name, w) for name, w in frozen.items()}
         # A round's teacher says the same of the same image every epoch: it is asked once.
