@@ -146,6 +146,12 @@ def test_partial_participation_takes_the_next_rounds_cohort() -> None:
     ]
 
 
+def test_who_trains_as_fedavg_in_a_first_round_is_told() -> None:
+    some = ["fedavg", "scaffold", "fedprox:mu=1", "moon"]
+    found = drift.study(trained(), epochs=1, methods=some, data=blobs(), model=network)
+    assert found.alike == ["scaffold", "moon"]
+
+
 def test_json_there_and_back_and_figures(tmp_path: Path) -> None:
     run = trained(track_drift=True)
     found = drift.study(run, epochs=2, methods=drift.PAPER, data=blobs(), model=network)

@@ -80,6 +80,9 @@ def drift(
     of = f"{found.images} test images, on which the global model has {100 * found.accuracy:.2f} %"
     say(f"after {epochs} local epoch{'s' * (epochs > 1)}, on {of}:")
     show_table(["method", "logit drift", "feature drift", "local (%)", "average (%)"], found.rows())
+    if found.alike:
+        why = "what sets them apart is at the server or comes with rounds, and a method starts anew here"
+        say(f"trained as FedAvg: {', '.join(found.alike)} ({why})")
     say(
         "on the classes that a client holds and on those it does not (accuracy in percent, mean over clients):"
     )

@@ -34,9 +34,10 @@ OF_SCALE = dict.fromkeys(
 )
 @click.option(
     "--only",
-    default="",
+    multiple=True,
     metavar="KEY=VALUE,…",
-    help="train only these: method, data, beta, pool, mu, tau, alpha; a key named twice takes both values",
+    help="train only these: method, data, beta, pool, mu, tau, alpha; a key named twice takes both values; "
+    "may be repeated",
 )
 @click.option(
     "--stand-in",
@@ -67,7 +68,7 @@ def reproduce(
     names: tuple[str, ...],
     scale: str,
     seeds: str | None,
-    only: str,
+    only: tuple[str, ...],
     given: tuple[str, ...],
     out: Path,
     jobs: int,
@@ -99,7 +100,7 @@ def reproduce(
     from fedcsd.paper.plan import chosen as is_wanted
     from fedcsd.paper.plan import parse_only
 
-    chosen, wanted = paper.names_of(names), parse_only(only)
+    chosen, wanted = paper.names_of(names), parse_only(",".join(only))
     points = [point for name in chosen for point in EXHIBITS[name].points]
     needed = [point.data for point in points if is_wanted(point, wanted)]
     if not needed:

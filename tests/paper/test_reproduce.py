@@ -133,7 +133,7 @@ def test_only_trains_what_is_asked_for_and_shows_the_rest_as_missing(tmp_path: P
         "fedcsd cifar100 β 0.5 seed 0",
     ]
     text = made.files[0].read_text()
-    assert "not finished, shown as –: " in text
+    assert "not finished and left out: " in text
     assert re.search(r"\| FedProx \| – \(59\.37\) \| – \(68\.64\) \| – \(69\.64\) \|", text)
     assert re.search(r"\| FedAvg \| – \(58\.50\) \| \**\d+\.\d+\** \(66\.67, [+-]\d+\.\d+\)", text)
     (shown,) = reproduce(["table1"], choices(), tmp_path, only=only, train=False)
@@ -173,6 +173,46 @@ def test_without_a_gpu_nothing_is_looked_for(tmp_path: Path, fedcsd: Fedcsd) -> 
         assert said.stderr.startswith(("error: this PyTorch (", "error: PyTorch finds no CUDA device"))
 
 
+def test_only_may_be_repeated(fedcsd: Fedcsd) -> None:
+    given = ("--only", "method=fedavg", "--only", "beta=0.5", "--scale", "smoke", *STAND_IN, "--dry-run")
+    assert "2 runs, 2 to train" in fedcsd("reproduce", "table1", *given).stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("metrics.jsonl", "", "rounds 1 to 2 should be in it"),
+        ("metrics.jsonl", '{"round": 2, "test_accuracy": 0.5}\n', "rounds 1 to 2 should be in it"),
+        ("summary.json", "{", "summary.json is damaged"),
+        ("summary.json", "[]", "is damaged"),
+    ],
+)
+def test_a_finished_run_that_is_damaged_is_not_shown(
+    name: str, text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from fedcsd.cli import guarded
+
+    only = parse_only("method=fedavg,beta=5")
+    reproduce(["table1"], choices(), tmp_path, only=only)
+    (run,) = (tmp_path / "runs").iterdir()
+    (run / name).write_text(text)
+    for train in (True, False):
+        with pytest.raises(UserError, match=said) as error:
+            reproduce(["table1"], choices(), tmp_path, only=only, train=train)
+        assert str(run) in str(error.value)
+    fast = [part for key, value in FAST.items() for part in ("--set", f"{key}={value}")]
+    where = ["--scale", "smoke", *STAND_IN, *fast, "--out", str(tmp_path), "--only", "method=fedavg,beta=5"]
+    assert guarded(["reproduce", "table1", *where, "--dry-run"], debug=False) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_runs_that_diverge_at_once_are_told_in_the_picture(tmp_path: Path) -> None:
+    only = parse_only("data=femnist,beta=0.05")
+    made = reproduce(["fig-comm"], choices(lr=1e20), tmp_path, only=only)[0]
+    picture = made.files[0].with_name("fig-comm.svg").read_text()
+    assert "FedCSD: 1 of 1 diverged in round 1" in picture
+
+
 def test_points_are_as_many_as_runs(tmp_path: Path) -> None:
     points = {point for exhibit in EXHIBITS.values() for point in exhibit.points}
     runs = {run.path for exhibit in EXHIBITS.values() for run in plan(exhibit, choices(), tmp_path).values()}
@@ -184,7 +224,7 @@ def test_a_picture_has_no_empty_panel_and_all_names(tmp_path: Path) -> None:
     picture = made.files[0].with_name("fig-mask.svg").read_text()
     assert "FEMNIST" in picture
     assert "CIFAR" not in picture
-    assert all(name in picture for name in ("wrong, filtered", "right, lost", "all, right"))
+    assert all(name in picture for name in ("wrong, filtered", "right, lost", "teacher right"))
 
 
 def test_an_interruption_goes_on_to_the_same_numbers(tmp_path: Path) -> None:

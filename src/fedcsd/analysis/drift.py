@@ -82,13 +82,19 @@ class Drift:
         return [
             [
                 label,
-                f"{curve.logit_drift[-1]:.3f}",
-                f"{curve.feature_drift[-1]:.3f}",
+                _number(curve.logit_drift[-1]),
+                _number(curve.feature_drift[-1]),
                 f"{100 * curve.local_accuracy[-1]:.2f}",
                 f"{100 * curve.average_accuracy[-1]:.2f}",
             ]
             for label, curve in self.curves.items()
         ]
+
+    @property
+    def alike(self) -> list[str]:
+        """Methods that were FedAvg to the last digit: what they keep from earlier rounds starts anew here."""
+        plain = self.curves.get("fedavg")
+        return [label for label, curve in self.curves.items() if label != "fedavg" and curve == plain]
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -97,6 +103,10 @@ class Drift:
     def from_json(cls, saved: Mapping[str, Any]) -> "Drift":
         curves = {label: Curve(**curve) for label, curve in saved["curves"].items()}
         return cls(**{**saved, "curves": curves, "forgetting": Forgetting(**saved["forgetting"])})
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 1e6 else f"{value:.2e}"
 
 
 class Meter:

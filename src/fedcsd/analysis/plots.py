@@ -25,7 +25,7 @@ MASK = {
     "mask_rate": "soft labels kept",
     "teacher_accuracy": "teacher's accuracy",
 }
-MOST = 16  # lines that can be told apart
+MOST = 32  # lines that can be told apart: colours by dashes
 TIMES = {"round": "round", "seconds": "training time (s)", "bytes": "sent and received (MB)"}
 NAMES = {key: (name, factor) for key, name, factor in PANELS} | {
     "target_entropy": ("target's entropy / log C", 1.0),
@@ -130,7 +130,7 @@ def checked(histories: Mapping[str, Sequence[History]], wanted: Sequence[str]) -
             raise unknown("metric", name, known)
         without = [label for label, runs in histories.items() if not any(name in r for h in runs for r in h)]
         if without:
-            note(f"{', '.join(without)}: {name} was not measured there")
+            note(f"{', '.join(without)}: {name} was not measured there, or no round was finished")
 
 
 def plot(

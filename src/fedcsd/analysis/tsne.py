@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedcsd import seeds
 from fedcsd.analysis.figures import COLOURS, COLUMN, PAGE, lettered, printed
 from fedcsd.analysis.start import cohort_of, next_round, observable, ready
 from fedcsd.data.partition import counts_of
-from fedcsd.errors import UserError
+from fedcsd.errors import UserError, note
 from fedcsd.exchange import Reply
 from fedcsd.experiments import make_method
 from fedcsd.federation import Experiment
@@ -85,12 +86,17 @@ def picture(
     tell = report or (lambda *_: None)
     local = _methods(runs[last], plain=len(runs) > 1)
     work = len(local) + len(runs) + len(local)
-    rounds, done = len(runs[last].history), 0
+    rounds, done, trained = len(runs[last].history), 0, list[Tensor]()
     for name, method in local.items():
         tell(f"training {name}", done, work)
         client, weights = _local(experiments[last], method, rounds, client, epochs)
+        trained.append(weights.flat)
         shown[f"{last}, client {client}\n{name}"] = (experiments[last], weights)
         done += 1
+    if len(trained) > 1 and torch.equal(*trained):
+        note(
+            f"{last} learns from earlier rounds and starts anew here: its local model is that of cross-entropy"
+        )
     clouds = []
     for title, (experiment, weights) in shown.items():
         tell(f"t-SNE of {title.replace(chr(10), ', ')}", done, work)

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 
 from fedcsd.analysis.figures import COLOURS
 from fedcsd.jobs import load_run
-from fedcsd.paper.exhibits import DRIFT_METHODS, Point
+from fedcsd.paper.exhibits import DRIFT_METHODS, Cell, Point
 from fedcsd.paper.measured import MEASURES, Measured, Result
 from fedcsd.paper.plan import Outcome
 from fedcsd.paper.report import Report
@@ -84,7 +84,7 @@ def mask(report: Report, stem: Path, on_step: object = None) -> list[Path]:
     names = {
         "wrong_filtered": "wrong, filtered",
         "right_lost": "right, lost",
-        "teacher_accuracy": "all, right",
+        "teacher_accuracy": "teacher right",
     }
     cells_of = {row: [r.cell for r in measured.results if r.cell.row == row] for row in measured.part.rows}
     shown = [row for row, cells in cells_of.items() if any(_ended(report, cell.point) for cell in cells)]
@@ -99,7 +99,7 @@ def mask(report: Report, stem: Path, on_step: object = None) -> list[Path]:
         axis.set_title("\n".join(_titles(row, result, report)), fontsize=7)
         _rounds(axis)
         axis.set_ylim(-3, 103)
-    axes[0][0].set_ylabel("of soft labels (%)")
+    axes[0][0].set_ylabel("soft labels (%)")
     _legend(figure, axes)
     return _save(figure, stem)
 
@@ -111,24 +111,38 @@ def communication(report: Report, stem: Path, on_step: object = None) -> list[Pa
     figure, axes = _panels(2, len(parts), (PAGE, 3.3), sharey="col")
     for column, measured in enumerate(parts):
         cells = measured.column(measured.part.columns[0])
+        most = [_sent(_ended(report, result.cell.point)) for result in cells]
+        unit, name = (1000, "GB") if max((s[-1] for s in most if len(s)), default=0) > 5000 else (1, "MB")
         for index, cell in enumerate(result.cell for result in cells):
             ended = _ended(report, cell.point)
             _curves(axes[0][column], ended, cell.measure, index, cell.row)
-            _against_bytes(axes[1][column], ended, cell.measure, index)
+            _against_bytes(axes[1][column], ended, cell.measure, index, unit)
+        _note_lost(axes[0][column], [result.cell for result in cells], report)
         axes[0][column].set_title("\n".join(_titles(measured.part.title, cells[0], report)), fontsize=7)
         _rounds(axes[0][column])
-        axes[1][column].set_xlabel("sent, both ways (MB)")
+        axes[1][column].set_xlabel(f"sent, both ways ({name})")
     for row in axes:
         row[0].set_ylabel("test accuracy (%)")
-    _legend(figure, axes)
+    _legend(figure, axes, [result.cell.row for part in parts for result in part.results])
     return _save(figure, stem)
+
+
+def _note_lost(axis: Axes, cells: Sequence[Cell], report: Report) -> None:
+    """Which runs have no line, for they diverged before a round was finished."""
+    lines = []
+    for cell in cells:
+        found = [outcome for seed in report.seeds if (outcome := report.outcomes.get((cell.point, seed)))]
+        if lost := sum(not outcome.history for outcome in found):
+            lines.append(f"{cell.row}: {lost} of {len(found)} diverged in round 1")
+    place: dict[str, Any] = {"transform": axis.transAxes, "ha": "right", "va": "bottom", "fontsize": 6}
+    axis.text(0.98, 0.03, "\n".join(lines), **place)
 
 
 def _titles(title: str, result: Result, report: Report) -> tuple[str, str]:
     """The data, with what stands in for it, and the skew, in two lines."""
     data, _, skew = title.partition(", ")
     other = report.choices.stand_ins.get(result.cell.point.data)
-    return f"{data} ({other})" if other else data, skew
+    return f"{other} for {data}" if other else data, skew
 
 
 def drift(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) -> list[Path]:
@@ -210,17 +224,30 @@ def _curves(axis: Axes, ended: Sequence[Outcome], measure: str, index: int, labe
     runs = [MEASURES[measure](outcome.history) for outcome in ended]
     if not runs:
         return
-    _band(axis, range(1, max(map(len, runs)) + 1), runs, index, label)
+    rounds = range(1, max(map(len, runs)) + 1)
+    _band(axis, rounds, runs, index, label)
+    _crosses(axis, rounds, runs, ended, index)
+
+
+def _crosses(
+    axis: Axes, x: Any, runs: Sequence[Sequence[float]], ended: Sequence[Outcome], index: int
+) -> None:
     for run, outcome in zip(runs, ended, strict=True):
         if outcome.diverged:
-            axis.plot(len(run), run[-1], "x", color=COLOURS[index % len(COLOURS)], markersize=5)
+            axis.plot(x[len(run) - 1], run[-1], "x", color=COLOURS[index % len(COLOURS)], markersize=5)
 
 
-def _against_bytes(axis: Axes, ended: Sequence[Outcome], measure: str, index: int) -> None:
-    """What is sent is the same for all seeds, but for clients that fail: the mean of it is the axis."""
+def _sent(ended: Sequence[Outcome]) -> Any:
+    """Megabytes up to each round: the same for all seeds, but for clients that fail; the mean of it."""
+    return _padded([MEASURES["megabytes"](outcome.history) for outcome in ended]).mean(0) if ended else []
+
+
+def _against_bytes(axis: Axes, ended: Sequence[Outcome], measure: str, index: int, unit: float) -> None:
     if ended:
-        sent = _padded([MEASURES["megabytes"](outcome.history) for outcome in ended]).mean(0)
-        _band(axis, sent, [MEASURES[measure](outcome.history) for outcome in ended], index, "")
+        sent = _sent(ended) / unit
+        runs = [MEASURES[measure](outcome.history) for outcome in ended]
+        _band(axis, sent, runs, index, "")
+        _crosses(axis, sent, runs, ended, index)
 
 
 def _band(
@@ -240,16 +267,18 @@ def _band(
 
 def _rounds(axis: Axes) -> None:
     axis.set_xlabel("round")
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1, steps=[1, 2, 5, 10]))
 
 
-def _legend(figure: Figure, axes: Any) -> None:
-    """Of the lines of all panels: one of them may lack a method whose runs are not there."""
+def _legend(figure: Figure, axes: Any, order: Sequence[str] = ()) -> None:
+    """Of the lines of all panels, in this order: one of them may lack a method whose runs are not there."""
     found = {
         label: handle
         for axis in axes.flat
         for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)
     }
+    if order:
+        found = {label: found[label] for label in dict.fromkeys(order) if label in found}
     look: dict[str, Any] = {"frameon": False, "handlelength": 2.6, "columnspacing": 1.4}
     figure.legend(found.values(), found, loc="outside lower center", ncols=len(found), **look)
 

@@ -52,10 +52,10 @@ class Planned:
         """How far it is, in words."""
         if not self._training.exists:
             return "to do"
+        if outcome := Outcome.of(self):
+            return f"diverged in round {outcome.diverged.round}" if outcome.diverged else "done"
         run = RunDirectory.open(self.path)
-        if run.divergence:
-            return f"diverged in round {run.divergence.round}"
-        return "done" if run.summary else f"{run.rounds_saved} of {run.settings['rounds']} rounds"
+        return f"{run.rounds_saved} of {run.settings['rounds']} rounds"
 
 
 @dataclass(frozen=True)
@@ -72,12 +72,24 @@ class Outcome:
 
     @classmethod
     def of(cls, run: Planned) -> "Outcome | None":
-        """None while the run has not ended."""
+        """None while the run has not ended; what is damaged is refused."""
         if not run.ended:
             return None
         there = RunDirectory.open(run.path)
+        again = f"restore it, or remove {run.path} to train that run again"
+        try:
+            summary, diverged = there.summary, there.divergence
+        except (ValueError, TypeError) as error:
+            name = "summary.json" if (run.path / "summary.json").exists() else "diverged.json"
+            raise UserError(f"{run.path / name} is damaged: {again}") from error
+        history = there.history()
+        rounds = diverged.round - 1 if diverged else int((summary or {}).get("rounds", 0))
+        if [record.get("round") for record in history] != [*range(1, rounds + 1)]:
+            raise UserError(
+                f"{run.path / 'metrics.jsonl'} is damaged, rounds 1 to {rounds} should be in it: {again}"
+            )
         where = {key: there.config[key] for key in ("host", "versions")}
-        return cls(run.path, there.settings, there.history(), there.divergence, tuple(there.mended), where)
+        return cls(run.path, there.settings, history, diverged, tuple(there.mended), where)
 
 
 def plan(exhibit: Exhibit, choices: Choices, folder: Path) -> dict[tuple[Point, int], Planned]:

@@ -113,7 +113,8 @@ def measured_text(result: Result, style: Style, best: bool = False) -> str:
             return style.nothing
         rounds = f"round {ends[0]}" if len(set(ends)) == 1 else f"rounds {min(ends)} to {max(ends)}"
         return f"diverged ({rounds})"
-    shown = f"{result.mean:.2f}" if result.cell.measure == "megabytes" else spread(values)
+    alone = {"megabytes": ".2f", "target_entropy": ".4f"}.get(result.cell.measure)
+    shown = format(result.mean, alone) if alone else spread(values)
     text = style.number(shown, best) + (style.mark if result.notes else "")
     of = len(result.seeds)
     text += f" ({len(ends)} of {of} diverged)" * bool(ends)
@@ -252,7 +253,7 @@ def missing_line(report: Report) -> str:
     total = len({run.path for run in report.runs.values()})
     first = ", ".join(run.label for run in missing[:3])
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-    return f"not finished, shown as –: {len(missing)} of {total} runs ({first}{more})"
+    return f"not finished and left out: {len(missing)} of {total} runs ({first}{more})"
 
 
 def title_of(part: Part, report: Report) -> str:
