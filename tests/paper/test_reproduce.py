@@ -93,6 +93,11 @@ def test_every_name_at_smoke_scale(name: str, make: Callable[..., Made]) -> None
         for run in cell["runs"]:
             assert (folder / run / "config.toml").exists()
             assert len(results["runs"][run]["curves"]["test_accuracy"]) == 2
+    if name == "table2":
+        footnote = (
+            r"\multicolumn{6}{l}{\footnotesize $^a$: MOON, average: the mean of its four columns is 63.72} \\"
+        )
+        assert footnote in (folder / f"{name}.tex").read_text()
     text = (folder / f"{name}.md").read_text()
     assert "digits in place of" in text
     assert "scale smoke" in text

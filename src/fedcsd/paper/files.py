@@ -91,11 +91,17 @@ def markdown(report: Report, folder: Path, pictures: list[Path]) -> str:
 def latex(report: Report) -> str:
     """A tabular for each part, to \\input into a document that uses booktabs."""
     comments = [r"needs \usepackage{booktabs}", report.exhibit.title, *legend(report), *findings(report)]
-    comments += [*settings_lines(report), missing_line(report), *remarks(report)]
+    comments += [*settings_lines(report), missing_line(report)]
     lines = [f"% {one_line(line)}" for line in comments if line]
     for measured in report.parts:
         head, cells = table(report, measured, LATEX)
-        lines += [f"% {one_line(title_of(measured.part, report))}", *tabular(head, cells)]
+        *rows, end = tabular(head, cells)
+        notes = []
+        for note in remarks(report, measured):
+            mark = LATEX.mark if note[0] == "†" else LATEX.raised(note[0])
+            text = rf"\footnotesize {mark}{LATEX.text(one_line(note[1:]))}"
+            notes.append(rf"\multicolumn{{{len(head)}}}{{l}}{{{text}}} \\")
+        lines += [f"% {one_line(title_of(measured.part, report))}", *rows, *notes, end]
     return "\n".join(lines) + "\n"
 
 

@@ -238,10 +238,13 @@ def findings(report: Report, pairs: bool = True) -> list[str]:
     return lines
 
 
-def remarks(report: Report) -> list[str]:
-    """Footnotes: printed numbers that contradict the paper, runs that are not what they should be."""
-    lines = [f"{letter}: {reason}" for reason, letter in report.doubts.items()]
-    notes = dict.fromkeys(note for result in report.results for note in result.notes)
+def remarks(report: Report, part: Measured | None = None) -> list[str]:
+    """Footnotes, of one part or all: printed numbers that contradict the paper, runs that are not what they
+    should be."""
+    results = part.results if part else report.results
+    doubted = dict.fromkeys(_reason(result) for result in results if result.cell.suspect)
+    lines = [f"{report.doubts[reason]}: {reason}" for reason in doubted]
+    notes = dict.fromkeys(note for result in results for note in result.notes)
     return lines + [f"†: {note}" for note in notes]
 
 
