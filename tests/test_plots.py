@@ -59,6 +59,26 @@ def test_seeds_are_one_line_and_what_differs_is_told(tmp_path: Path) -> None:
     assert list(together) == ["fedcsd", "fedavg"]
 
 
+def test_a_comparisons_runs_are_in_its_own_order(tmp_path: Path) -> None:
+    for name in ("fedavg-seed0", "fedavg-seed10", "fedcsd-mu=0.01-seed0", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").touch()
+    assert [folder.name[:7] for folder in plots.folders(tmp_path)] == [
+        "fedavg-",
+        "fedavg-",
+        "fedcsd-",
+        "other",
+    ]
+    rows = [{"label": "fedcsd:mu=0.01"}, {"label": "fedavg"}]
+    (tmp_path / "comparison.json").write_text(json.dumps({"rows": rows}))
+    assert [folder.name[:7] for folder in plots.folders(tmp_path)] == [
+        "fedcsd-",
+        "fedavg-",
+        "fedavg-",
+        "other",
+    ]
+
+
 def test_where_rounds_lie_on_the_axis() -> None:
     short, long = [record(1, seconds=1.0)], [record(1, seconds=3.0), record(2, seconds=5.0)]
     assert plots.times([short, long], "round").tolist() == [1, 2]

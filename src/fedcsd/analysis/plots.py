@@ -1,7 +1,9 @@
 """Any recorded measurement of several runs against rounds, time or bytes; seeds of the same settings are one
 line with a band."""
 
+import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from numpy.typing import NDArray
 from fedcsd.analysis.curves import PANELS, History, line
 from fedcsd.analysis.figures import PAGE, SUFFIXES, below, dress, grid, printed
 from fedcsd.analysis.rows import IRRELEVANT
+from fedcsd.comparison import run_name
 from fedcsd.errors import UserError, note, unknown
 from fedcsd.methods import methods
 from fedcsd.naming import free, short
@@ -46,9 +49,16 @@ def found(paths: Sequence[Path]) -> list[RunDirectory]:
 
 
 def folders(path: Path) -> list[Path]:
-    """The folders of the runs that a path stands for; the path itself if there is none in it."""
+    """The folders of the runs that a path stands for; the path itself if there is none in it. A comparison's
+    are in its own order, so that a method has the same colour in all its pictures."""
     inside = [] if (path / "config.toml").is_file() else sorted(path.glob("*/config.toml"))
-    return [config.parent for config in inside] or [path]
+    order: dict[str, int] = {}
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        rows = json.loads((path / "comparison.json").read_text(encoding="utf-8"))["rows"]
+        order = {run_name(row["label"], 0).removesuffix("0"): place for place, row in enumerate(rows)}
+    found = [config.parent for config in inside]
+    found.sort(key=lambda folder: order.get(folder.name.rstrip("0123456789"), len(order)))
+    return found or [path]
 
 
 def grouped(runs: Sequence[RunDirectory]) -> dict[str, list[History]]:
