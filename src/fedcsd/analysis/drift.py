@@ -275,7 +275,8 @@ def draw(study: Drift, stem: Path) -> list[Path]:
     """The four panels of the paper's figure, as PNG, SVG and PDF. Panel c has two scales: the average of
     the local models above, the local models below."""
     written: list[Path] = []
-    with printed(PAGE, 2.15, stem, written) as figure:
+    lines = -(-len(study.curves) // 3)  # of the legend; two have room
+    with printed(PAGE, 2.15 + 0.13 * max(0, lines - 2), stem, written) as figure:
         axes = figure.subplot_mosaic([["a", "b", "c", "d"], ["a", "b", "e", "d"]])
         for index, (label, curve) in enumerate(study.curves.items()):
             for panel, before, values, factor in (
