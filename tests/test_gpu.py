@@ -20,7 +20,6 @@ from fedcsd.backends.device import DeviceBackend
 from fedcsd.engines import Batch
 from fedcsd.errors import MethodFailed, RunStopped
 from fedcsd.federation import Experiment, Federation
-from fedcsd.kernels import convolution
 from fedcsd.methods import Method, methods
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.models.network import Outputs
@@ -349,41 +348,6 @@ def test_a_resumed_run_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     resumed = fedcsd.resume(tmp_path / "half", rounds=4)
     for name, tensor in whole.weights.items():
         assert torch.equal(tensor, resumed.weights[name])
-
-
-@pytest.mark.parametrize(
-    ("batch", "channels", "side", "planes", "kernel", "padding", "pool", "relu"),
-    [
-        (5, 1, 12, 6, 5, 0, 2, True),
-        (8, 3, 9, 7, 3, 1, 2, True),
-        (16, 6, 12, 16, 5, 0, 2, True),
-        (4, 2, 7, 4, 3, 0, 1, False),
-        (64, 1, 28, 6, 5, 0, 2, True),
-        (1, 4, 8, 8, 5, 2, 2, False),
-    ],
-)
-def test_the_fused_convolution(
-    batch: int, channels: int, side: int, planes: int, kernel: int, padding: int, pool: int, relu: bool
-) -> None:
-    torch.manual_seed(0)
-    shapes = [(3, batch, channels, side, side + 1), (3, planes, channels, kernel, kernel), (3, planes)]
-    stacked = [torch.randint(-4, 5, shape).float() for shape in shapes]  # whole numbers: ties are common
-
-    def one(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        return convolution(x, w, b, padding=padding, pool=pool, relu=relu).square().sum()
-
-    gradients = torch.func.grad(one, argnums=(0, 1, 2))
-    there = torch.vmap(gradients)(*(t.cuda() for t in stacked))
-    for k in range(3):
-        expected = gradients(*(t[k].double() for t in stacked))
-        alone = gradients(*(t[k].cuda() for t in stacked))
-        for mine, yours, alike in zip(alone, expected, there, strict=True):
-            torch.testing.assert_close(mine.cpu().double(), yours, rtol=1e-5, atol=1e-3)
-            torch.testing.assert_close(alike[k], mine, rtol=1e-5, atol=1e-3)
-        assert one(*(t[k].cuda() for t in stacked)).isfinite()
-    x = stacked[0][0].cuda()
-    x[0, 0, 2, 2] = math.nan
-    assert convolution(x, *(t[0].cuda() for t in stacked[1:]), padding=padding, pool=pool).isnan().any()
 
 
 def test_memory_does_not_grow_with_clients() -> None:

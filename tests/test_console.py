@@ -1,0 +1,42 @@
+"""Progress as a person sees it, on a terminal and in a log."""
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from fedcsd import console
+
+
+def test_progress_says_what_is_left_of_the_comparison(capsys: pytest.CaptureFixture[str]) -> None:
+    training = console.Training()
+    record = {"round": 1, "test_accuracy": 0.5, "diverged": 0}
+    training.follow("a", 1, more=2).round(record, 1)
+    training.follow("b", 3, more=1).diverged(1)
+    training.follow("c", 1).round(record, 1)
+    a, b, c = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"a: round 1/1  accuracy 50\.00 %  in 0:00  0:00 left in all, 2 more runs", a)
+    assert b == "b: diverged in round 1  1 more run"
+    assert c == "c: round 1/1  accuracy 50.00 %  in 0:00"
+
+
+def test_a_long_round_shows_who_has_answered(capsys: pytest.CaptureFixture[str]) -> None:
+    progress = console.Training().follow("a", 2)
+    progress.reply("train", 1, 10)
+    progress.said -= console.LONG_SECONDS + 1
+    progress.reply("train", 2, 10)
+    progress.reply("train", 3, 10)
+    assert capsys.readouterr().out == "a: train 2/10\n"
+
+
+def test_a_terminal_shows_the_run_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Console(width=100, height=5, force_terminal=True, color_system=None, file=io.StringIO())
+    monkeypatch.setattr(console, "console", screen)
+    with console.Training() as training:
+        for number in range(10):
+            training.follow(f"run {number}", 1, more=9 - number).round(
+                {"round": 1, "test_accuracy": 0.5, "diverged": 0}, 1
+            )
+            assert [task.description for task in training.bar.tasks] == [f"run {number}"]
+    assert "run 0" in screen.file.getvalue()  # type: ignore[attr-defined]
