@@ -33,25 +33,28 @@ def start(seed: int, *, cuda: bool) -> None:
         torch.cuda.manual_seed(seed)
 
 
+def _states(*, cuda: bool) -> list[torch.Tensor]:
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if cuda else [])]
+
+
 @contextmanager
 def kept(*, cuda: bool) -> Iterator[None]:
     """Whatever is drawn inside, the process's generators are afterwards as they were."""
-    before = torch.get_rng_state(), torch.cuda.get_rng_state() if cuda else None
+    cpu, *gpu = _states(cuda=cuda)
     try:
         yield
     finally:
-        torch.set_rng_state(before[0])
-        if before[1] is not None:
-            torch.cuda.set_rng_state(before[1])
+        torch.set_rng_state(cpu)
+        for state in gpu:
+            torch.cuda.set_rng_state(state)
 
 
 def drawn_since(seed: int, *, cuda: bool) -> bool:
     """Whether the process's generators are no longer as this seed left them."""
-    now = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if cuda else [])]
+    now = _states(cuda=cuda)
     with kept(cuda=cuda):
         start(seed, cuda=cuda)
-        fresh = [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if cuda else [])]
-    return not all(torch.equal(a, b) for a, b in zip(now, fresh, strict=True))
+        return not all(map(torch.equal, now, _states(cuda=cuda)))
 
 
 class Stream(AbstractContextManager[None]):
