@@ -246,6 +246,7 @@ def _everywhere(methods: Mapping[str, str], head: str, measure: str) -> tuple[Pa
         (FEMNIST, {"beta": FEMNIST_BETA}, f"β = {FEMNIST_BETA:g}"),
         (FEMNIST, {"beta": 0.01}, "β = 0.01"),
         (OFFICE, {"pool": 62}, "62 images a client"),
+        (OFFICE, {"pool": 0.6}, "60 % of the images"),
     )
     parts = []
     for data, federation, skew in where:

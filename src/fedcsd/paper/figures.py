@@ -120,7 +120,7 @@ def communication(report: Report, stem: Path, on_step: object = None) -> list[Pa
         _note_lost(axes[0][column], [result.cell for result in cells], report)
         axes[0][column].set_title("\n".join(_titles(measured.part.title, cells[0], report)), fontsize=7)
         _rounds(axes[0][column])
-        axes[1][column].set_xlabel(f"sent, both ways ({name})")
+        axes[1][column].set_xlabel(f"sent ({name})")
     for row in axes:
         row[0].set_ylabel("test accuracy (%)")
     _legend(figure, axes, [result.cell.row for part in parts for result in part.results])
