@@ -7,6 +7,7 @@ from typing import Any
 import rich_click as click
 
 from fedcsd.cli_options import TRAINING, gather, set_option_like, setting_options
+from fedcsd.config import layered
 from fedcsd.errors import UserError
 from fedcsd.paper.exhibits import EXHIBITS, TITLES
 from fedcsd.paper.scales import SCALES, Choices, stand_ins
@@ -112,9 +113,23 @@ def reproduce(
     choices = Choices(scale, parse_seeds(seeds, scale), overrides, instead, notes)
     out = out.expanduser()
     if dry_run:
+        check_names(choices)
         show_plan(paper.plans(chosen, choices, out), wanted, choices.of_scale.machine)
         return
     train_and_show(chosen, choices, out, wanted, jobs, not no_train)
+
+
+def check_names(choices: Choices) -> None:
+    """Refuse a model or data that nobody knows; what training would find out needs no data here."""
+    from fedcsd.data.sources import source
+    from fedcsd.models import find
+
+    model = layered({}, choices.overrides).get("model", {}).get("name", "auto")
+    if model != "auto":
+        find(model)
+    for other in choices.stand_ins.values():
+        if not other.startswith("hub:") and not Path(other).exists():
+            source(other)
 
 
 def train_and_show(

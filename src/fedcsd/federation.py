@@ -82,7 +82,7 @@ class Experiment:
 
 def initial_network(settings: Settings, data: Dataset, factory: Factory) -> Network:
     """The model with its initial weights, a function of the seed alone."""
-    with seeds.kept(cuda=torch.cuda.is_initialized()):
+    with seeds.kept(cuda=torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
         torch.manual_seed(seeds.torch_seed(settings.seed, "weights"))
         return Network(factory(), data.example(), settings.classifier)
 
