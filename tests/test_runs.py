@@ -166,7 +166,8 @@ def test_all_checkpoints_lost_starts_from_the_beginning(tmp_path: Path) -> None:
         package.run(data=blobs(), rounds=3, out=tmp_path / "cut", on_round=stop_after(2), **SMALL)
     for path in (tmp_path / "cut" / "checkpoints").iterdir():
         path.write_bytes(b"")
-    package.resume(tmp_path / "cut", data=blobs())
+    with pytest.warns(Note, match="all that was saved is damaged; starting again from round 1"):
+        package.resume(tmp_path / "cut", data=blobs())
     same(tmp_path / "whole", tmp_path / "cut")
 
 
@@ -256,24 +257,6 @@ def test_an_interruption_anywhere_in_a_round_is_undone(
     monkeypatch.undo()
     package.resume(tmp_path / "cut", data=blobs())
     same(tmp_path / "whole", tmp_path / "cut")
-
-
-def test_damaged_runs_are_told_in_one_line(tmp_path: Path) -> None:
-    package.run(data=blobs(), rounds=4, out=tmp_path / "run", **SMALL)
-    metrics = tmp_path / "run/metrics.jsonl"
-    lines = metrics.read_text().splitlines(keepends=True)
-    metrics.write_text("".join([lines[0], "garbage\n", *lines[2:]]))
-    with pytest.raises(UserError, match="is damaged: not all of rounds 1 to 4"):
-        package.resume(tmp_path / "run", data=blobs(), rounds=5)
-    (tmp_path / "run/model.safetensors").unlink()
-    with pytest.raises(UserError, match="cannot read the model"):
-        package.load_run(tmp_path / "run")
-    (tmp_path / "run/partition.npz").write_bytes(b"no")
-    with pytest.raises(UserError, match=r"cannot read .*partition\.npz"):
-        package.resume(tmp_path / "run", data=blobs(), rounds=6)
-    (tmp_path / "run/config.toml").write_text("= broken")
-    with pytest.raises(UserError, match=r"cannot read .*config\.toml"):
-        package.resume(tmp_path / "run", data=blobs())
 
 
 def test_lost_checkpoint_folder_starts_from_the_beginning(tmp_path: Path) -> None:

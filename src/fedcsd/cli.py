@@ -26,7 +26,7 @@ from fedcsd.cli_options import (
 from fedcsd.cli_report import report, reported_if_diverged, show_report, watch
 from fedcsd.cli_reproduce import reproduce
 from fedcsd.config import TABLES, layered
-from fedcsd.errors import RunStopped, UserError, show_notes
+from fedcsd.errors import RunStopped, UserError, note, show_notes
 from fedcsd.naming import short
 
 click.rich_click.TEXT_MARKUP = "rich"
@@ -264,7 +264,9 @@ def show(path: Path) -> None:
 
     if not (path / "config.toml").exists() and (parts := progress_of(path)):
         show_table(["run", "rounds", "accuracy (%)"], parts)
-        say("a comparison that is not finished: the same command again goes on with it")
+        say(f"the runs in {path}; if a comparison was cut off there, the same command again goes on with it")
+        for other in sorted(path.glob("*/comparison.json")):
+            say(f"a comparison: fedcsd show {other.parent}")
         return
     directory = RunDirectory.open(path)
     settings, history, summary = directory.settings, directory.history(), directory.summary
@@ -301,9 +303,11 @@ def show_finished(finished: Any) -> None:
 
     show_run(finished.settings, finished.summary)
     label = short(finished.settings["method"]["name"])
-    picture = plot_curves({label: [finished.history]}, finished.path / "curves.png")
     say(f"run:    {finished.path}")
-    say(f"curves: {picture}")
+    try:
+        say(f"curves: {plot_curves({label: [finished.history]}, finished.path / 'curves.png')}")
+    except OSError as error:
+        note(f"cannot write {finished.path / 'curves.png'}: {error.strerror or error}")
     show_report(finished.path)
 
 

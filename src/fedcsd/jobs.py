@@ -166,7 +166,10 @@ def take_up(
     experiment = prepare({**directory.settings, **changes}, parts=directory.partition(), **(given or {}))
     _check_same(path, experiment, directory)
     tracking.check(config_of(experiment))
-    directory.lock()
+    try:
+        directory.lock()
+    except OSError as error:
+        raise UserError(f"cannot write to {path}: {error.strerror or error}") from None
     try:
         saved = directory.latest(experiment.network.layout)
         history = _history_until(directory, saved[0] if saved else None)

@@ -19,24 +19,24 @@ import shutil
 import time
 import tomllib
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tomli_w
 
 from fedcsd import states
 from fedcsd.config import FACTS, Settings
-from fedcsd.data.partition import Counts, Rows, unpacked
+from fedcsd.data.partition import Counts, Rows, packed, unpacked
 from fedcsd.errors import Busy, Divergence, UserError, no_run, note
 from fedcsd.packing import Torn, finite, header_of, pack, unpack
 from fedcsd.provenance import facts
 from fedcsd.weights import Layout, Value
 
+T = TypeVar("T")
 CHECKPOINTS_KEPT = 2
 CODE_CHANGE = re.compile(r"after round (\d+): code of the method (\w+) -> (\w+)")
 AFTER_DIVERGENCE = ("lr", "on_divergence")  # settings that may change in mid-run so that it can go on
@@ -81,19 +81,7 @@ def write_whole(path: Path, content: bytes) -> None:
 def write_partition(
     path: Path, train: list[Rows], held: list[Rows], samples: int, counts: Counts | None = None
 ) -> None:
-    """The clients' rows, one client after another, and how many each has, of each class where it is known."""
-    buffer = BytesIO()
-    arrays = {
-        "rows": np.concatenate(train),
-        "sizes": np.array([len(p) for p in train]),
-        "samples": np.array(samples),
-    }
-    if held:
-        arrays |= {"held_rows": np.concatenate(held), "held_sizes": np.array([len(p) for p in held])}
-    if counts is not None:
-        arrays["counts"] = counts
-    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
-    write_whole(path, buffer.getvalue())
+    write_whole(path, packed(train, held, samples, counts))
 
 
 def _versions(path: Path) -> dict[str, Any]:
@@ -264,7 +252,7 @@ class RunDirectory:
             with np.load(self.path / "partition.npz", allow_pickle=False) as file:
                 held = unpacked(file["held_rows"], file["held_sizes"]) if "held_rows" in file else []
                 return unpacked(file["rows"], file["sizes"]), held
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
             raise UserError(f"cannot read {self.path / 'partition.npz'}: {error}") from None
 
     def counts(self) -> Counts | None:
@@ -282,7 +270,10 @@ class RunDirectory:
         for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
             with suppress(ValueError):
                 records.append(json.loads(line))
-        return [r for r in records if isinstance(r, dict)]
+        records = [r for r in records if isinstance(r, dict)]
+        if len(records) != (rounds := (self.summary or {}).get("rounds", len(records))):
+            note(f"{path} is damaged: of the {rounds} rounds that were trained {len(records)} are in it")
+        return records
 
     def keep_history(self, rounds: int) -> list[dict[str, Any]]:
         """Forget what was measured after this many rounds: it will be measured again."""
@@ -343,9 +334,8 @@ class RunDirectory:
                 missing = states.first_lost(self._clients, header, layout)
                 if not missing:
                     if passed:
-                        note(
-                            f"{self.path}: what was saved after round {passed[0]} is damaged; going back to round {number}"
-                        )
+                        torn = f"{self.path}: what was saved after round {passed[0]} is damaged"
+                        note(f"{torn}; going back to round {number}")
                     return header, values
                 lost = lost or missing
             passed.append(number)
@@ -354,6 +344,10 @@ class RunDirectory:
                 f"{self._clients / lost} is missing or damaged and there is no complete checkpoint without it: "
                 "restore it, or start again with fedcsd run --overwrite"
             )
+        if self.summary is not None:
+            raise UserError(f"{self.path} is finished and has no checkpoint to go on from: start a new run")
+        if passed:
+            note(f"{self.path}: all that was saved is damaged; starting again from round 1")
         return None
 
     def _checkpoint_path(self, round: int) -> Path:
@@ -374,14 +368,20 @@ class RunDirectory:
     @property
     def summary(self) -> dict[str, Any] | None:
         """The result of a finished run, None while it is not finished."""
-        path = self.path / "summary.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+        return self._end("summary.json", dict[str, Any])
 
     @property
     def divergence(self) -> Divergence | None:
         """How the run ended, if it ended in a divergence and was not taken up since."""
-        path = self.path / "diverged.json"
-        return Divergence(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+        return self._end("diverged.json", Divergence)
+
+    def _end(self, name: str, kind: Callable[..., T]) -> T | None:
+        """What a file says of the run's end; None if it is not there."""
+        path = self.path / name
+        try:
+            return kind(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+        except (OSError, ValueError, TypeError):
+            raise UserError(f"{path} is damaged: restore it") from None
 
     def diverged(self, divergence: Divergence) -> None:
         write_whole(self.path / "diverged.json", (json.dumps(vars(divergence), indent=2) + "\n").encode())

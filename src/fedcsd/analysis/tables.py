@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from fedcsd.errors import Divergence
+from fedcsd.errors import Divergence, UserError
 
 PER_SEED = ("accuracies", "differences", "own")
 
@@ -87,8 +87,12 @@ class Row:
 
 def load_rows(path: Path) -> tuple[list[Row], list[int], dict[str, Any]]:
     """The rows, seeds and settings of a comparison that was written."""
-    content = json.loads((path / "comparison.json").read_text(encoding="utf-8"))
-    return [Row.from_json(row) for row in content["rows"]], content["seeds"], content.get("settings", {})
+    file = path / "comparison.json"
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return [Row.from_json(row) for row in content["rows"]], content["seeds"], content.get("settings", {})
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise UserError(f"{file} is damaged: the same comparison again writes it anew") from None
 
 
 def one_line(text: str) -> str:

@@ -3,6 +3,7 @@
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +168,23 @@ def saved(deal: Deal, *, file: str = "") -> list[Rows]:
     if len(rows) and (rows.min() < 0 or rows.max() >= len(deal.labels) or len(np.unique(rows)) != len(rows)):
         raise UserError(f"the rows in {file} must be different numbers from 0 to {len(deal.labels) - 1}")
     return parts
+
+
+def packed(train: list[Rows], held: list[Rows], samples: int, counts: Counts | None = None) -> bytes:
+    """An .npz file of the clients' rows, one client after another, and how many each has, of each class where
+    it is known."""
+    arrays = {
+        "rows": np.concatenate(train),
+        "sizes": np.array([len(p) for p in train]),
+        "samples": np.array(samples),
+    }
+    if held:
+        arrays |= {"held_rows": np.concatenate(held), "held_sizes": np.array([len(p) for p in held])}
+    if counts is not None:
+        arrays["counts"] = counts
+    buffer = BytesIO()
+    np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+    return buffer.getvalue()
 
 
 def unpacked(rows: Rows, sizes: Rows) -> list[Rows]:

@@ -79,10 +79,9 @@ class Outcome:
         again = f"restore it, or remove {run.path} to train that run again"
         try:
             summary, diverged = there.summary, there.divergence
-        except (ValueError, TypeError) as error:
-            name = "summary.json" if (run.path / "summary.json").exists() else "diverged.json"
-            raise UserError(f"{run.path / name} is damaged: {again}") from error
-        history = there.history()
+            history = there.history()
+        except UserError as error:
+            raise UserError(f"{error}, or remove {run.path} to train that run again") from None
         rounds = diverged.round - 1 if diverged else int((summary or {}).get("rounds", 0))
         if [record.get("round") for record in history] != [*range(1, rounds + 1)]:
             raise UserError(

@@ -1,0 +1,83 @@
+"""Runs whose files are damaged, lost or cannot be written: told in one line, and nothing is lost that was there."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+from conftest import Fedcsd, blobs
+from test_runs import SMALL
+
+import fedcsd as package
+from fedcsd.errors import Note, UserError
+
+
+def test_a_finished_run_without_checkpoints_is_never_trained_again(tmp_path: Path) -> None:
+    package.run(data=blobs(), rounds=3, out=tmp_path / "run", **SMALL)
+    before = (tmp_path / "run/model.safetensors").read_bytes(), (tmp_path / "run/metrics.jsonl").read_text()
+    for path in (tmp_path / "run/checkpoints").iterdir():
+        path.write_bytes(b"")
+    for _ in range(2):  # damaged, then gone
+        with pytest.raises(UserError, match="is finished and has no checkpoint to go on from"):
+            package.resume(tmp_path / "run", data=blobs(), rounds=4)
+        shutil.rmtree(tmp_path / "run/checkpoints", ignore_errors=True)
+    now = (tmp_path / "run/model.safetensors").read_bytes(), (tmp_path / "run/metrics.jsonl").read_text()
+    assert now == before
+    assert package.load_run(tmp_path / "run").accuracy > 0
+
+
+def test_damaged_runs_are_told_in_one_line(tmp_path: Path) -> None:
+    package.run(data=blobs(), rounds=4, out=tmp_path / "run", **SMALL)
+    metrics = tmp_path / "run/metrics.jsonl"
+    lines = metrics.read_text().splitlines(keepends=True)
+    metrics.write_text("".join([lines[0], "garbage\n", *lines[2:]]))
+    with pytest.raises(UserError, match="is damaged: not all of rounds 1 to 4"):
+        package.resume(tmp_path / "run", data=blobs(), rounds=5)
+    (tmp_path / "run/model.safetensors").unlink()
+    with pytest.raises(UserError, match="cannot read the model"):
+        package.load_run(tmp_path / "run")
+    whole = (tmp_path / "run/partition.npz").read_bytes()
+    for content in (b"no", whole[:-20]):
+        (tmp_path / "run/partition.npz").write_bytes(content)
+        with pytest.raises(UserError, match=r"cannot read .*partition\.npz"):
+            package.resume(tmp_path / "run", data=blobs(), rounds=6)
+    for content in ("{", "[1]", "3"):
+        (tmp_path / "run/summary.json").write_text(content)
+        with pytest.raises(UserError, match=r"summary\.json is damaged"):
+            package.load_run(tmp_path / "run")
+    (tmp_path / "run/config.toml").write_text("= broken")
+    with pytest.raises(UserError, match=r"cannot read .*config\.toml"):
+        package.resume(tmp_path / "run", data=blobs())
+
+
+def test_lost_measurements_of_a_finished_run_are_told(tmp_path: Path, fedcsd: Fedcsd) -> None:
+    package.run(data=blobs(), rounds=4, out=tmp_path / "run", **SMALL)
+    metrics = tmp_path / "run/metrics.jsonl"
+    metrics.write_bytes(metrics.read_bytes()[: metrics.stat().st_size // 2])
+    with pytest.warns(Note, match="damaged: of the 4 rounds that were trained 2 are in it|1 are in it"):
+        package.load_run(tmp_path / "run")
+    assert "of the 4 rounds that were trained" in fedcsd("show", "run").stderr
+
+
+def test_a_run_that_cannot_be_written_is_told_in_one_line(tmp_path: Path, fedcsd: Fedcsd) -> None:
+    package.run(rounds=1, out=tmp_path / "run", **SMALL)
+    (tmp_path / "run/curves.png").mkdir()
+    again = fedcsd("resume", "run")
+    assert again.returncode == 0
+    assert "note: cannot write run/curves.png: Is a directory" in again.stderr
+    (tmp_path / "run/lock").unlink()
+    (tmp_path / "run/lock").mkdir()
+    assert fedcsd("resume", "run", "--rounds", "2").stderr == "error: cannot write to run: Is a directory\n"
+
+
+def test_show_of_a_folder_of_runs(tmp_path: Path, fedcsd: Fedcsd) -> None:
+    package.run(data=blobs(), rounds=1, out=tmp_path / "all/one", **SMALL)
+    (tmp_path / "all/c").mkdir()
+    (tmp_path / "all/c/comparison.json").write_text("{")
+    shown = fedcsd("show", "all").stdout
+    assert "the runs in all; if a comparison was cut off there" in shown
+    assert "a comparison: fedcsd show all/c" in shown
+    damaged = fedcsd("show", "all/c")
+    assert (
+        damaged.stderr
+        == "error: all/c/comparison.json is damaged: the same comparison again writes it anew\n"
+    )
