@@ -104,7 +104,7 @@ def _load(table: Mapping[str, Any], given: Any, settings: Settings) -> Dataset:
         raise UserError(f"the data of this run was {FROM_PYTHON}: use fedcsd.resume(path, data=…) there")
     folder = settings.data_dir or os.environ.get("FEDCSD_DATA") or None
     where = Path(folder).expanduser() if folder else None
-    dataset = fedcsd_data.load(_absolute(name) if given is None else given, options, where)
+    dataset = fedcsd_data.load(absolute(name) if given is None else given, options, where)
     if settings.train_size:
         dataset = dataset.smaller(settings.train_size, seeds.rng(settings.partition_seed, "train size"))
     return dataset
@@ -173,9 +173,9 @@ def _resolved(
 ) -> tuple[Settings, dict[str, dict[str, Any]]]:
     """The settings and tables with every choice made that was left open."""
     tables = {key: dict(table) for key, table in tables.items()}
-    tables["data"]["name"] = _absolute(tables["data"]["name"])
+    tables["data"]["name"] = absolute(tables["data"]["name"])
     if "file" in tables["partition"]:
-        tables["partition"]["file"] = _absolute(tables["partition"]["file"])
+        tables["partition"]["file"] = absolute(tables["partition"]["file"])
     if tables["model"]["name"] == "auto" and model is None:
         tables["model"]["name"] = choose(dataset.shape) if dataset.model == "auto" else dataset.model
     if tables["partition"]["name"] == "auto":
@@ -186,7 +186,7 @@ def _resolved(
     if AUGMENTATIONS[augment].active and len(dataset.shape) != 3:
         raise UserError(f"--augment {augment} is for images, {dataset.name} is a table: use --augment none")
     workers = settings.workers or (cores() if settings.device == "cpu" else 0)
-    folder = _absolute(settings.data_dir or os.environ.get("FEDCSD_DATA", ""))
+    folder = absolute(settings.data_dir or os.environ.get("FEDCSD_DATA", ""))
     return replace(settings, augment=augment, data_dir=folder, workers=workers), tables
 
 
@@ -210,7 +210,7 @@ def require_cuda() -> None:
         raise UserError("PyTorch finds no CUDA device here: see whether nvidia-smi does, or use --device cpu")
 
 
-def _absolute(name: str) -> str:
+def absolute(name: str) -> str:
     """A path as seen from everywhere, so that a run can be resumed from another folder."""
     path = Path(name).expanduser()
     return str(path.resolve()) if name and name not in SOURCES and path.exists() else name

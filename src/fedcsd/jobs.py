@@ -14,10 +14,11 @@ from torch import Tensor, nn
 
 from fedcsd import tracking
 from fedcsd.analysis.summary import summarise
+from fedcsd.began import MOVABLE, changed_code, check_same, check_there, facts_of, move
 from fedcsd.config import layered
 from fedcsd.data.partition import counts_of
 from fedcsd.errors import Diverged, Divergence, RunStopped, UserError, note
-from fedcsd.experiments import config_of, prepare, source_of, split_objects
+from fedcsd.experiments import config_of, prepare, split_objects
 from fedcsd.federation import Experiment, Federation, Record, Watch
 from fedcsd.methods import Method
 from fedcsd.methods._own import digest_of
@@ -128,7 +129,7 @@ def begin(
     data, parts = experiment.data, experiment.parts
     at_sites = len(data.x_train) != len(data.y_train)  # only its size is known here
     partition = (parts, experiment.held, len(data.y_train), None if at_sites else counts_of(data, parts))
-    described = {**config, **({"deploy": dict(deploy)} if deploy else {}), "facts": _facts(experiment)}
+    described = {**config, **({"deploy": dict(deploy)} if deploy else {}), "facts": facts_of(experiment)}
     directory = RunDirectory.create(out, described, partition, needed=needed, overwrite=overwrite)
     return Job(experiment, config, directory, [], None)
 
@@ -142,10 +143,14 @@ def take_up(
 ) -> Job | None:
     """A run as it was left, from its newest complete checkpoint; None if it is finished.
 
-    `changes` are settings that may differ from here on (CHANGEABLE); the config keeps note of them.
+    `changes` are settings that may differ from here on (CHANGEABLE), of which the config keeps note, and where
+    the method's file and the data are now (MOVABLE).
     """
     directory = RunDirectory.open(path)
     changes = {key: value for key, value in (changes or {}).items() if value is not None}
+    places = {key: changes.pop(key) for key in MOVABLE if key in changes}
+    if places:
+        move(directory, places)
     for key in changes:
         if key not in CHANGEABLE:
             raise UserError(
@@ -163,8 +168,9 @@ def take_up(
             if deployed
             else f"{path} is trained over Flower: go on with {directory.again}"
         )
+    check_there(directory, given or {})
     experiment = prepare({**directory.settings, **changes}, parts=directory.partition(), **(given or {}))
-    _check_same(path, experiment, directory)
+    check_same(experiment, directory)
     tracking.check(config_of(experiment))
     try:
         directory.lock()
@@ -177,50 +183,17 @@ def take_up(
             raise UserError(f"{path} has {len(history)} rounds already: --rounds must be at least that")
         directory.reopen()
         directory.settle(len(history))
-        directory.change(len(history), changes, _changed_code(path, experiment, directory))
+        directory.change(len(history), changes, changed_code(experiment, directory))
     except BaseException:
         directory.unlock()
         raise
     return Job(experiment, config_of(experiment), directory, history, saved)
 
 
-def _facts(experiment: Experiment) -> dict[str, Any]:
-    """What a run's data, model and own method were when it began."""
-    facts = {"data": experiment.data.fingerprint(), "model": experiment.network.layout.fingerprint()}
-    source = source_of(experiment)
-    return {**facts, "method": source} if source else facts
-
-
-def _changed_code(path: Path, experiment: Experiment, directory: RunDirectory) -> dict[str, Any]:
-    """The new fact if a method's own file is not what it was; the user is told."""
-    before, now = directory.config["facts"].get("method"), source_of(experiment)
-    if before in (None, now):
-        return {}
-    name = directory.settings["method"]["name"]
-    note(
-        f"the code of {name} has changed since {path} was started: from here on it is trained with the new code"
-    )
-    return {"method": now}
-
-
-def _check_same(path: Path, experiment: Experiment, directory: RunDirectory) -> None:
-    """A run goes on only with the data, the model and the method that it began with."""
-    facts, here, config = directory.config["facts"], _facts(experiment), config_of(experiment)
-    for what in ("data", "model"):
-        if facts[what] != here[what]:
-            raise UserError(
-                f"the {what} is not the {what} that {path} was started with: restore it, or start a new run"
-            )
-    if config["method"] != directory.settings["method"]:
-        raise UserError(
-            f"{path} was started with {directory.settings['method']}, not {config['method']}: start a new run"
-        )
-
-
 def resume(
     path: str | Path,
     *,
-    method: Method | None = None,
+    method: Method | str | None = None,
     data: Any = None,
     model: Callable[..., nn.Module] | None = None,
     on_round: OnRound | None = None,
@@ -228,14 +201,13 @@ def resume(
 ) -> Run:
     """Go on with a run from its newest complete checkpoint; a finished run is returned as it is.
 
-    Objects that were given from Python must be given again. `changes` may be rounds (to train for
-    longer than was meant), lr, on_divergence, checkpoint_every, workers and client_state.
+    Objects that were given from Python must be given again. Where a method's file or the data has moved,
+    `method` and `data` say where it is now. `changes` may be rounds (to train for longer than was meant),
+    lr, on_divergence, checkpoint_every, workers and client_state, and data_dir if that has moved.
     """
-    given = {
-        key: value
-        for key, value in (("method", method), ("data", data), ("model", model))
-        if value is not None
-    }
+    objects = {"method": method, "data": data, "model": model}
+    changes |= {key: objects[key] for key in ("method", "data") if isinstance(objects[key], (str, Path))}
+    given = {key: value for key, value in objects.items() if value is not None and key not in changes}
     job = take_up(Path(path).expanduser(), given=given, changes=changes)
     return train(job, EachRound(on_round)) if job else load_run(path)
 

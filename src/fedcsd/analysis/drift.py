@@ -22,6 +22,7 @@ from fedcsd.analysis.plots import method_label
 from fedcsd.analysis.rows import told
 from fedcsd.analysis.start import cohort_of, next_round, observable, ready
 from fedcsd.backends import Backend
+from fedcsd.began import check_there
 from fedcsd.comparison import Choice, choices_of
 from fedcsd.data.partition import counts_of
 from fedcsd.errors import Diverged, RunStopped
@@ -33,6 +34,7 @@ from fedcsd.methods import Method
 from fedcsd.models.network import Outputs
 from fedcsd.objectives import kl_divergence
 from fedcsd.places import backend_for
+from fedcsd.runs import RunDirectory
 from fedcsd.training import Client
 from fedcsd.weights import Mean, Weights
 
@@ -240,6 +242,8 @@ def methods_for(run: Run) -> dict[str, Choice]:
     label = method_label(own)
     if FROM_PYTHON in own["name"] or label in chosen:
         return chosen
+    if run.path:
+        check_there(RunDirectory.open(run.path), {})
     return {name: choice for name, choice in chosen.items() if name != own["name"]} | {label: own}
 
 

@@ -10,6 +10,7 @@ import torch
 
 from fedcsd.analysis.summary import summarise
 from fedcsd.backends import Backend
+from fedcsd.began import check_there
 from fedcsd.errors import UserError
 from fedcsd.exchange import Reply, Request
 from fedcsd.experiments import FROM_PYTHON, prepare
@@ -68,6 +69,8 @@ def ready(run: Run, *, data: Any = None, model: Any = None, **changes: Any) -> E
     _refuse_python(run.settings, {"data": data, "model": model})
     directory = RunDirectory.open(run.path) if run.path else None
     parts = directory.partition() if directory else None
+    if directory and data is None:
+        check_there(directory, {"method": "is not needed"})
     changes = {key: value for key, value in changes.items() if value is not None}
     if changes.get("device") == "cpu":
         changes = {**HERE, **changes}
