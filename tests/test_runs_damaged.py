@@ -8,6 +8,7 @@ from conftest import Fedcsd, blobs
 from test_runs import SMALL
 
 import fedcsd as package
+from fedcsd import cli
 from fedcsd.errors import Note, UserError
 
 
@@ -67,6 +68,23 @@ def test_a_run_that_cannot_be_written_is_told_in_one_line(tmp_path: Path, fedcsd
     (tmp_path / "run/lock").unlink()
     (tmp_path / "run/lock").mkdir()
     assert fedcsd("resume", "run", "--rounds", "2").stderr == "error: cannot write to run: Is a directory\n"
+
+
+def test_a_run_is_not_put_where_a_comparison_is(tmp_path: Path, fedcsd: Fedcsd) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c/comparison.json").write_text("{}")
+    said = fedcsd("run", "--data", "digits", "--out", "c")
+    assert said.stderr == "error: c holds a comparison: choose another --out\n"
+
+
+def test_interrupted_after_the_last_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    run = package.run(data=blobs(), rounds=1, out=tmp_path / "run", **SMALL)
+    monkeypatch.setattr("fedcsd.analysis.curves.plot_curves", interrupt)
+    with pytest.raises(KeyboardInterrupt, match="run is finished, its pictures are not"):
+        cli.show_finished(run)
 
 
 def test_show_of_a_folder_of_runs(tmp_path: Path, fedcsd: Fedcsd) -> None:

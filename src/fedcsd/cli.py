@@ -311,9 +311,11 @@ def show_finished(finished: Any) -> None:
     say(f"run:    {finished.path}")
     try:
         say(f"curves: {plot_curves({label: [finished.history]}, finished.path / 'curves.png')}")
+        show_report(finished.path)
     except OSError as error:
         note(f"cannot write {finished.path / 'curves.png'}: {error.strerror or error}")
-    show_report(finished.path)
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"{finished.path} is finished, its pictures are not") from None
 
 
 def show_compared(path: Path, rows: Sequence[Any], seeds: Sequence[int], settings: Mapping[str, Any]) -> None:

@@ -142,15 +142,15 @@ class RunDirectory:
             raise UserError(
                 f"cannot write to {path}: {error.strerror or error}: choose another --out"
             ) from None
-        is_run = "config.toml" in content and "fedcsd" in _versions(path / "config.toml")
-        if is_run and not overwrite:
+        if (is_run := "fedcsd" in _versions(path / "config.toml")) and not overwrite:
             raise UserError(
                 f"{path} holds a run already: {self.again} goes on with it, --overwrite replaces it, or choose another --out"
             )
         begun = {"partition.npz", "checkpoints"} if not any((path / "checkpoints").glob("*")) else set()
         strange = sorted(name for name in content - (OWN if is_run else begun) if not name.startswith("."))
         if strange:
-            raise UserError(f"{path} holds other files ({strange[0]}): choose another --out")
+            found = "a comparison" if "comparison.json" in content else f"other files ({strange[0]})"
+            raise UserError(f"{path} holds {found}: choose another --out")
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
