@@ -1,5 +1,6 @@
 """Folders of images: classes, domains, and what is wrong with them."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -37,6 +38,64 @@ def test_image_folder_with_train_and_test(tmp_path: Path) -> None:
     image_tree(tmp_path / "pets", {"train": 20, "test": 8})
     data = load(str(tmp_path / "pets"))
     assert (len(data.y_train), len(data.y_test), data.groups) == (20, 8, None)
+
+
+@pytest.mark.parametrize(
+    ("folders", "left_out"),
+    [
+        ("Train Test", ""),
+        ("training TESTING", ""),
+        ("train validation", ""),
+        ("train test val", "val"),
+        ("Train Test Valid", "Valid"),
+        ("train test dev validation", "dev, validation"),
+    ],
+)
+def test_training_and_test_folders_are_never_mixed(tmp_path: Path, folders: str, left_out: str) -> None:
+    train, test, *others = folders.split()
+    image_tree(tmp_path / "pets", {train: 20, test: 8})
+    image_tree(tmp_path / "pets", dict.fromkeys(others, 6), classes=("cat", "not to be seen"))
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        data = load(str(tmp_path / "pets"))
+    assert (len(data.y_train), len(data.y_test), data.groups, data.classes) == (20, 8, None, 2)
+    expected = sorted(np.asarray(Image.open(f)).sum() for f in (tmp_path / "pets" / train).rglob("*.png"))
+    assert sorted(data.x_train.sum((1, 2, 3)).tolist()) == expected
+    said = f"{left_out} is left out, since there is a test folder"
+    assert [str(n.message).endswith(said) for n in notes] == [True] * bool(left_out)
+
+
+@pytest.mark.parametrize(
+    "folders",
+    [
+        ("train", "test", "unlabelled"),
+        ("train", "site"),
+        ("test", "site"),
+        ("test", "val"),
+        ("train", "training"),
+        ("train_set", "test_set"),
+        ("a-train", "a-test", "b-train", "b-test"),
+    ],
+)
+def test_folders_that_may_be_splits_are_refused(tmp_path: Path, folders: tuple[str, ...]) -> None:
+    image_tree(tmp_path / "pets", dict.fromkeys(folders, 10))
+    with pytest.raises(UserError, match=r"cannot tell training from test .*: expected are train and test"):
+        load(str(tmp_path / "pets"))
+
+
+def test_splits_in_the_place_of_classes(tmp_path: Path) -> None:
+    for name, classes in (("flat", ("Train", "val")), ("more", ("cat", "dog", "test"))):
+        image_tree(tmp_path / name, {"": 30}, classes)
+        with pytest.raises(UserError, match=r"has a folder (val|test) in the place of a class: expected are"):
+            load(str(tmp_path / name))
+    image_tree(tmp_path / "below", {"cat": 10, "dog": 10}, ("train", "test"))
+    with pytest.raises(UserError, match="has a folder test in the place of a class"):
+        load(str(tmp_path / "below"))
+    assert load(str(tmp_path / "more"), {"classes": "cat,dog,test"}).classes == 3
+    image_tree(tmp_path / "traffic", {"": 30}, ("bus", "car", "train"))
+    assert load(str(tmp_path / "traffic")).classes == 3
+    image_tree(tmp_path / "hospitals", {"Val-de-Grâce": 10, "Charité": 10, "crash-test": 10})
+    assert load(str(tmp_path / "hospitals")).groups.names == ["Charité", "Val-de-Grâce", "crash-test"]
 
 
 def test_domains_are_clients_with_a_fifth_for_test_each(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Image folders: class/image, or domain/class/image where each domain can be a client."""
 
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from math import ceil
@@ -14,9 +15,11 @@ from fedcsd import seeds
 from fedcsd.data.cache import cached, content_key
 from fedcsd.data.dataset import Dataset, Groups, numbered
 from fedcsd.data.decode import decode
-from fedcsd.errors import UserError
+from fedcsd.errors import UserError, note
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp", ".gif", ".tif", ".tiff", ".ppm", ".pgm"}
+SPLITS = {"train": "train", "training": "train", "test": "test", "testing": "test"}
+SPLITS |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
 
 
 def image_folder(
@@ -42,6 +45,7 @@ def image_folder(
         raise UserError(
             f"{path}: {'/'.join(odd)} does not fit; all images must be class/image or all domain/class/image"
         )
+    files, parts = by_split(path, files, parts)
     known, labels = _labelled(path, [p[-2] for p in parts], classes)
     domains, groups = numbered([p[0] if len(p) == 3 else path.name for p in parts])
     if len(known) < 2:
@@ -72,11 +76,44 @@ def image_folder(
 def _labelled(path: Path, folders: list[str], classes: str) -> tuple[list[str], Any]:
     """All classes and the number of each image's: by the names in order, or as they are given."""
     if not classes:
-        return numbered(folders)
+        known, numbers = numbered(folders)
+        kinds = {SPLITS[name.lower()]: name for name in known if name.lower() in SPLITS}
+        if "test" in kinds or {"train", "val"} <= set(kinds):  # a train alone may be one of the railway
+            raise UserError(
+                f"{path} has a folder {kinds.get('test') or kinds['val']} in the place of a class: expected are "
+                "train/class/image and test/class/image; if it is a class, give all with --set data.classes=A,B,…"
+            )
+        return known, numbers
     known = [name.strip() for name in classes.split(",")]
     if strange := sorted(set(folders) - set(known)):
         raise UserError(f"{path} has a folder {strange[0]}, which is none of the classes {', '.join(known)}")
     return known, np.array([known.index(name) for name in folders], dtype=np.int64)
+
+
+def by_split(
+    path: Path, files: list[Path], parts: list[tuple[str, ...]]
+) -> tuple[list[Path], list[tuple[str, ...]]]:
+    """Files, and their places with the top folder called train, test or val where that is what it is.
+
+    Beside a test folder a validation folder is left out. Folders that may be splits but are not clearly so
+    are refused, since as domains they would mix training and test data.
+    """
+    tops = sorted({p[0] for p in parts if len(p) == 3})
+    kinds = [SPLITS.get(top.lower(), "") for top in tops]
+    words = {SPLITS.get(word) for top in tops for word in re.split(r"[^a-z]+", top.lower())}
+    if len(tops) < 2 or not (any(kinds) or ("train" in words and words & {"test", "val"})):
+        return files, parts
+    if not all(kinds) or "train" not in kinds or len(set(kinds)) == 1:
+        raise UserError(
+            f"{path}: cannot tell training from test data among the folders {', '.join(tops[:8])}: expected are "
+            "train and test, and at most a validation folder beside them; domains must have other names"
+        )
+    kind = dict(zip(tops, kinds, strict=True))
+    if "test" in kinds and (left := [top for top in tops if kind[top] == "val"]):
+        note(f"{path}: {', '.join(left)} is left out, since there is a test folder")
+        kept = [i for i, p in enumerate(parts) if kind[p[0]] != "val"]
+        files, parts = [files[i] for i in kept], [parts[i] for i in kept]
+    return files, [(kind[p[0]], *p[1:]) for p in parts]
 
 
 def images_below(path: Path) -> Iterator[Path]:
@@ -91,10 +128,10 @@ def images_below(path: Path) -> Iterator[Path]:
 def split(
     groups: Any, domains: list[str], test: float, pool: float
 ) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    """Training and test rows, and whether the domains are groups: by folders named train and test,
-    else a seeded share of each domain."""
+    """Training and test rows, and whether the domains are groups: by folders called train and test or
+    val, else a seeded share of each domain."""
     g = torch.from_numpy(groups)
-    if "train" in domains and len(domains) == 2 and set(domains) & {"test", "val", "valid", "validation"}:
+    if domains in (["test", "train"], ["train", "val"]):
         train = torch.nonzero(g == domains.index("train"))[:, 0]
         return train, torch.nonzero(g != domains.index("train"))[:, 0], False
     train_rows, test_rows = [], []
