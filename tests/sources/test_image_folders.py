@@ -65,6 +65,15 @@ def test_training_and_test_folders_are_never_mixed(tmp_path: Path, folders: str,
     assert [str(n.message).endswith(said) for n in notes] == [True] * bool(left_out)
 
 
+def test_a_class_of_the_test_folder_alone(tmp_path: Path) -> None:
+    image_tree(tmp_path / "pets", {"train": 20, "test": 1})
+    assert len(load(str(tmp_path / "pets")).y_test) == 1
+    image_tree(tmp_path / "pets", {"test": 9}, classes=("cat", "dog", "ox"))
+    with pytest.raises(UserError, match="the test data has class ox, which the training data lacks"):
+        load(str(tmp_path / "pets"))
+    assert load(str(tmp_path / "pets"), {"classes": "cat,dog,ox"}).classes == 3  # a site of a deployment
+
+
 @pytest.mark.parametrize(
     "folders",
     [

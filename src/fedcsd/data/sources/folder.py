@@ -35,17 +35,7 @@ def image_folder(
     """
     if not 0 < test < 1:
         raise UserError(f"data.test must be between 0 and 1, not {test:g}")
-    files = sorted(images_below(path))
-    if not files:
-        raise UserError(f"{path} holds no images: it should be class/image.png or domain/class/image.png")
-    parts = [f.relative_to(path).parts for f in files]
-    depths = {len(p) for p in parts}
-    if len(depths) != 1 or not depths <= {2, 3}:
-        odd = next(p for p in parts if len(p) not in (2, 3) or len(p) != len(parts[0]))
-        raise UserError(
-            f"{path}: {'/'.join(odd)} does not fit; all images must be class/image or all domain/class/image"
-        )
-    files, parts = by_split(path, files, parts)
+    files, parts = by_split(path, *_found(path))
     known, labels = _labelled(path, [p[-2] for p in parts], classes)
     domains, groups = numbered([p[0] if len(p) == 3 else path.name for p in parts])
     if len(known) < 2:
@@ -56,10 +46,14 @@ def image_folder(
     options |= {"classes": classes} if classes else {}
     key = content_key(files, {**options, "kind": "folder"})
     train, held, named = split(groups, domains, test, train_pool)
+    y = torch.from_numpy(labels)
+    lacking = sorted(set(y[held].tolist()) - set(y[train].tolist()))
+    if lacking and len(domains) > 1 and not named and not classes:
+        raise UserError(f"{path}: the test data has class {known[lacking[0]]}, which the training data lacks")
     by = Groups(domains, torch.from_numpy(groups)[train], torch.from_numpy(groups)[held]) if named else None
 
     def make() -> Dataset:
-        rows, y = torch.cat([train, held]).tolist(), torch.from_numpy(labels)
+        rows = torch.cat([train, held]).tolist()
         x = decode(
             lambda i: files[rows[i]].read_bytes(),
             len(rows),
@@ -71,6 +65,21 @@ def image_folder(
         return Dataset.of_arrays(*arrays, name=path.name, classes=len(known), groups=by)
 
     return cached(path.name, key, make)
+
+
+def _found(path: Path) -> tuple[list[Path], list[tuple[str, ...]]]:
+    """All images, and their places: (class, image) or (domain, class, image)."""
+    files = sorted(images_below(path))
+    if not files:
+        raise UserError(f"{path} holds no images: it should be class/image.png or domain/class/image.png")
+    parts = [f.relative_to(path).parts for f in files]
+    depths = {len(p) for p in parts}
+    if len(depths) != 1 or not depths <= {2, 3}:
+        odd = next(p for p in parts if len(p) not in (2, 3) or len(p) != len(parts[0]))
+        raise UserError(
+            f"{path}: {'/'.join(odd)} does not fit; all images must be class/image or all domain/class/image"
+        )
+    return files, parts
 
 
 def _labelled(path: Path, folders: list[str], classes: str) -> tuple[list[str], Any]:
