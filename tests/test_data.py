@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from conftest import Fedcsd
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
@@ -116,6 +117,43 @@ def test_npz_with_more_classes_than_it_shows(tmp_path) -> None:
     np.savez(tmp_path / "b.npz", **arrays(), classes=2)
     with pytest.raises(UserError, match=r"labels must lie in 0\.\.1; found 0\.\.2"):
         load(str(tmp_path / "b.npz"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"client": np.append(np.arange(19.0), np.nan)},
+            "client does not name the client of 1 samples .* 19",
+        ),
+        ({"client": np.array(["", *"abababababababababa"])}, "client does not name the client of 1 samples"),
+        ({"client": np.zeros((20, 2), int)}, r"client must be \[N\].* it is \[20, 2\]"),
+        ({"client": np.array(3)}, r"client must be \[N\].* it is \[\]"),
+        ({"client": np.zeros(19, int)}, "client has 19 entries for 20 samples"),
+        (
+            {"client": np.zeros(20, int), "client_test": np.full(20, np.nan)},
+            "client_test does not name the client of 20 samples",
+        ),
+    ],
+)
+def test_a_faulty_client_array_is_refused(tmp_path, changes: dict, message: str) -> None:
+    np.savez(tmp_path / "a.npz", **arrays(), **changes)
+    with pytest.raises(UserError, match=message):
+        load(str(tmp_path / "a.npz"))
+
+
+@pytest.mark.parametrize("kind", ["U", "S"])
+def test_clients_may_have_names_and_are_shown_by_them(tmp_path, fedcsd: Fedcsd, kind: str) -> None:
+    names = np.array(["Zürich", "Bern", "Genf"])
+    names = names if kind == "U" else np.char.encode(names, "utf-8")
+    np.savez(tmp_path / "names.npz", **arrays(), client=names[np.arange(20) % 3])
+    shown = fedcsd("partition", "--data", "names.npz", "--partition", "column", "--plot", "p.png")
+    assert shown.returncode == 0, shown.stderr
+    assert [name in shown.stdout for name in ("0: Bern", "1: Genf", "2: Zürich")] == [True] * 3
+    other = fedcsd(
+        "partition", "--data", "names.npz", "--partition", "iid", "--clients", "3", "--min-samples", "1"
+    )
+    assert "Bern" not in other.stdout
 
 
 def test_files_that_are_not_npz(tmp_path) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from fedcsd.data import Dataset
-from fedcsd.data.partition import Rows, counts_of
+from fedcsd.data.partition import Rows, counts_of, names_of
 
 CIRCLES = 400  # cells up to which areas can be told apart; beyond it colours are used
 CLIENTS = 60  # rows of the printed table
@@ -41,6 +41,8 @@ def plot_partition(data: Dataset, parts: Sequence[Rows], path: Path) -> Path:
         axis.set_xlabel("client")
     if clients <= 30:
         axis.set_xticks(range(clients))
+        if names := names_of(data, parts):
+            axis.set_xticklabels(names, rotation=90)
     if classes <= 20:
         axis.set_yticks(range(classes))
     axis.set_ylabel("class")
@@ -51,14 +53,14 @@ def plot_partition(data: Dataset, parts: Sequence[Rows], path: Path) -> Path:
 
 
 def table_of(data: Dataset, parts: Sequence[Rows]) -> tuple[list[str], list[list[str]]]:
-    """Sizes and classes of the clients; of many clients the first ones and a summary."""
-    counts = counts_of(data, parts)
+    """Sizes and classes of the clients, with their names if they have any; of many clients the first ones and a summary."""
+    counts, names = counts_of(data, parts), names_of(data, parts)
     rows = []
     for client, row in enumerate(counts[:CLIENTS]):
         largest = int(row.argmax())
         rows.append(
             [
-                str(client),
+                f"{client}: {names[client]}" if names else str(client),
                 f"{row.sum():,}",
                 str((row > 0).sum()),
                 f"{largest} ({100 * row[largest] / row.sum():.0f} %)",

@@ -27,6 +27,15 @@ def counts_of(data: Dataset, parts: Sequence[Rows]) -> Counts:
     return np.array([np.bincount(labels[rows], minlength=data.classes) for rows in parts])
 
 
+def names_of(data: Dataset, parts: Sequence[Rows]) -> list[str]:
+    """The names of the clients, where each is one writer, hospital or domain; else none."""
+    if data.groups is None:
+        return []
+    held = [np.unique(data.groups.train.numpy()[rows]) for rows in parts]
+    numbers = [int(some[0]) for some in held if len(some) == 1]
+    return [data.groups.names[n] for n in numbers] if len(set(numbers)) == len(parts) else []
+
+
 @dataclass(frozen=True)
 class Deal:
     """What a partition is made from."""

@@ -35,11 +35,23 @@ def npz(path: Path, *, client: str = "client", classes: int = 0) -> Dataset:
 def _groups(columns: dict[str, np.ndarray], client: str, arrays: list[np.ndarray]) -> Groups | None:
     if client not in columns:
         return None
-    for name, y in ((client, arrays[1]), (f"{client}_test", arrays[3])):
-        if name in columns and len(columns[name]) != len(y):
-            raise UserError(f"{name} has {len(columns[name])} entries for {len(y)} samples")
-    split = {
-        "train": [str(v) for v in columns[client]],
-        "test": [str(v) for v in columns.get(f"{client}_test", [])],
-    }
-    return group(split)
+    samples = {client: len(arrays[1]), f"{client}_test": len(arrays[3])}
+    train, *test = [_names(column, name, samples[name]) for name, column in columns.items()]
+    return group({"train": train, "test": test[0] if test else []})
+
+
+def _names(column: np.ndarray, name: str, samples: int) -> list[str]:
+    """The client of each sample, checked."""
+    if column.ndim != 1:
+        raise UserError(f"{name} must be [N], the client of each sample; it is {list(column.shape)}")
+    if len(column) != samples:
+        raise UserError(f"{name} has {len(column)} entries for {samples} samples")
+    if column.dtype.kind == "S":
+        column = np.char.decode(column, "utf-8", "replace")
+    # What is not equal to itself is not a number, or not a time.
+    empty = np.flatnonzero((column != column) | (column == "" if column.dtype.kind == "U" else False))
+    if len(empty):
+        raise UserError(
+            f"{name} does not name the client of {len(empty)} samples (the first is sample {empty[0]}): fill them in"
+        )
+    return [str(v) for v in column]
