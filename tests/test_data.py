@@ -117,6 +117,9 @@ def test_npz_with_more_classes_than_it_shows(tmp_path) -> None:
     np.savez(tmp_path / "b.npz", **arrays(), classes=2)
     with pytest.raises(UserError, match=r"labels must lie in 0\.\.1; found 0\.\.2"):
         load(str(tmp_path / "b.npz"))
+    np.savez(tmp_path / "c.npz", **arrays(), classes=["cat", "dog", "ox"])
+    with pytest.raises(UserError, match="classes must be one whole number"):
+        load(str(tmp_path / "c.npz"))
 
 
 @pytest.mark.parametrize(
@@ -142,6 +145,14 @@ def test_a_faulty_client_array_is_refused(tmp_path, changes: dict, message: str)
         load(str(tmp_path / "a.npz"))
 
 
+def test_an_array_of_clients_that_is_not_there(tmp_path) -> None:
+    np.savez(tmp_path / "a.npz", **arrays(), hospital=np.arange(20) % 3)
+    assert load(str(tmp_path / "a.npz")).groups is None
+    assert load(str(tmp_path / "a.npz"), {"client": "hospital"}).groups.names == ["0", "1", "2"]
+    with pytest.raises(UserError, match=r"no array 'ward'.*: it has x_train, .*, hospital"):
+        load(str(tmp_path / "a.npz"), {"client": "ward"})
+
+
 @pytest.mark.parametrize("kind", ["U", "S"])
 def test_clients_may_have_names_and_are_shown_by_them(tmp_path, fedcsd: Fedcsd, kind: str) -> None:
     names = np.array(["Zürich", "Bern", "Genf"])
@@ -164,7 +175,9 @@ def test_files_that_are_not_npz(tmp_path) -> None:
     with pytest.raises(UserError, match=r"is not an \.npz file, a \.parquet file or a folder"):
         load(str(tmp_path / "a.csv"))
     np.savez(tmp_path / "pickled.npz", **broken(y_train=np.array([{}] * 20, dtype=object)))
-    with pytest.raises(UserError, match="cannot read"):
+    with pytest.raises(
+        UserError, match=r"cannot read .*: its array y_train is not one of plain numbers or text"
+    ):
         load(str(tmp_path / "pickled.npz"))
 
 

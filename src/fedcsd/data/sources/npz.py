@@ -2,6 +2,7 @@
 
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,16 +21,37 @@ def npz(path: Path, *, client: str = "client", classes: int = 0) -> Dataset:
         with np.load(path, allow_pickle=False) as file:
             if missing := [name for name in ARRAYS if name not in file]:
                 raise UserError(f"{path} lacks {', '.join(missing)}: it needs {', '.join(ARRAYS)}")
-            arrays = [file[name] for name in ARRAYS]
-            number = int(file["classes"]) if "classes" in file else None
-            columns = {name: file[name] for name in (client, f"{client}_test") if name in file}
+            if client not in file and client != "client":
+                raise UserError(
+                    f"{path} has no array {client!r}, which data.client names: it has {', '.join(file.files)}"
+                )
+            more = [name for name in ("classes", client, f"{client}_test") if name in file]
+            found = {name: _plain(file, name, path) for name in (*ARRAYS, *more)}
     except (zipfile.BadZipFile, ValueError, TypeError, EOFError, OSError):
         raise UserError(
             f"cannot read {path}: it is not an .npz archive of plain arrays, as numpy.savez writes it"
         ) from None
+    number = found.get("classes", np.array(0))
+    if number.size != 1 or number.dtype.kind not in "iuf":
+        raise UserError(f"{path}: classes must be one whole number, how many classes there are")
+    arrays = [found[name] for name in ARRAYS]
+    columns = {name: found[name] for name in (client, f"{client}_test") if name in found}
     return Dataset.of_arrays(
-        *arrays, name=path.stem, classes=classes or number, groups=_groups(columns, client, arrays)
+        *arrays,
+        name=path.stem,
+        classes=classes or int(number.item()) or None,
+        groups=_groups(columns, client, arrays),
     )
+
+
+def _plain(file: Any, name: str, path: Path) -> np.ndarray:
+    try:
+        return np.asarray(file[name])
+    except ValueError:
+        raise UserError(
+            f"cannot read {path}: its array {name} is not one of plain numbers or text (but of Python objects, "
+            f"perhaps): make it so with {name}.astype(…) before numpy.savez"
+        ) from None
 
 
 def _groups(columns: dict[str, np.ndarray], client: str, arrays: list[np.ndarray]) -> Groups | None:
