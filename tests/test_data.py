@@ -165,6 +165,8 @@ def test_clients_may_have_names_and_are_shown_by_them(tmp_path, fedcsd: Fedcsd, 
         "partition", "--data", "names.npz", "--partition", "iid", "--clients", "3", "--min-samples", "1"
     )
     assert "Bern" not in other.stdout
+    said = "note: the file names 3 clients in its array client: --partition column uses them, --partition iid does not\n"
+    assert (shown.stderr, other.stderr) == ("", said)
 
 
 def test_files_that_are_not_npz(tmp_path) -> None:

@@ -25,6 +25,8 @@ class Groups:
     """[N] numbers of names"""
     test: Tensor | None = None
     """[M], where it is known"""
+    array: str = ""
+    """its name in someone's own .npz file"""
 
 
 def numbered(values: Sequence[str]) -> tuple[list[str], Array]:

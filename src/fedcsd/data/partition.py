@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fedcsd import seeds
 from fedcsd.config import Settings, call_with
 from fedcsd.data.dataset import Dataset, Groups
-from fedcsd.errors import UserError, unknown
+from fedcsd.errors import UserError, note, unknown
 
 Rows = npt.NDArray[np.int64]
 Counts = np.ndarray[tuple[int, int], np.dtype[np.int64]]
@@ -238,6 +238,11 @@ def split(
         raise UserError(
             f"{len(labels)} training samples cannot give {settings.clients} clients {settings.min_samples} each: "
             "lower --clients or --min-samples"
+        )
+    if groups and groups.array and name not in ("column", "saved"):
+        note(
+            f"the file names {len(groups.names)} clients in its array {groups.array}: --partition column uses them, "
+            f"--partition {name} does not"
         )
     random = seeds.rng(settings.partition_seed, "partition")
     deal = Deal(labels, groups, settings.clients, settings.beta, settings.min_samples, random)

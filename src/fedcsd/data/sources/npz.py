@@ -1,6 +1,7 @@
 """NumPy archives: `x_train, y_train, x_test, y_test`, and what else is known of the samples."""
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,7 @@ def _groups(columns: dict[str, np.ndarray], client: str, arrays: list[np.ndarray
         return None
     samples = {client: len(arrays[1]), f"{client}_test": len(arrays[3])}
     train, *test = [_names(column, name, samples[name]) for name, column in columns.items()]
-    return group({"train": train, "test": test[0] if test else []})
+    return replace(group({"train": train, "test": test[0] if test else []}), array=client)
 
 
 def _names(column: np.ndarray, name: str, samples: int) -> list[str]:
