@@ -167,6 +167,15 @@ def test_images_of_different_sizes(tmp_path: Path) -> None:
         load(str(tmp_path / "mixed"))
 
 
+def test_images_that_do_not_fit_into_memory(tmp_path: Path, own_cache: Path) -> None:
+    image_tree(tmp_path / "pets", {"": 10})
+    with pytest.raises(
+        UserError, match=r"10 images of 1000000×1000000 take 30,000 GB .*choose a smaller .*data\.size"
+    ):
+        load(str(tmp_path / "pets"), {"size": 1_000_000})
+    nothing_half_written(own_cache)
+
+
 def test_deeper_images_are_refused_and_mixed_ones_are_colour(tmp_path: Path) -> None:
     image_tree(tmp_path / "scans", {"": 10})
     deep = tmp_path / "scans/cat/999.png"

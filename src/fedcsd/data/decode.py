@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from io import BytesIO
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -38,9 +39,11 @@ def decode(
     """
     if size < 0:
         raise UserError(f"data.size must be at least 0, not {size}")
-    first = _open(read, 0, place, "", size)
+    first = _open(read, 0, place, "", 0)
     mode = "L" if grey and first.mode in GREY else "RGB"
-    shape = (first.height, first.width) if mode == "L" else (first.height, first.width, 3)
+    height, width = (size, size) if size else (first.height, first.width)
+    shape = (height, width) if mode == "L" else (height, width, 3)
+    _check_memory(count, shape)
     pixels = np.empty((count, *shape), dtype=np.uint8)
 
     def some(start: int) -> int:
@@ -61,6 +64,15 @@ def decode(
         return decode(read, count, place, size=size, title=title, grey=False)
     tensor = torch.from_numpy(pixels)
     return tensor[:, None] if mode == "L" else tensor.permute(0, 3, 1, 2).contiguous()
+
+
+def _check_memory(count: int, shape: tuple[int, ...]) -> None:
+    needed, there = count * prod(shape), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise UserError(
+            f"{count:,} images of {shape[1]}×{shape[0]} take {needed / 1e9:,.0f} GB of memory, and this machine has "
+            f"{there / 1e9:,.0f}: choose a smaller size with --set data.size=64, for example"
+        )
 
 
 def _all(some: Callable[[int], int], count: int, title: str) -> None:
