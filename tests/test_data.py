@@ -103,7 +103,14 @@ nan[7, 0, 0] = np.nan
             "labels must count from 0; they go from 1 to 3",
         ),
         (broken(y_train=np.arange(20) * 400_000), "number the classes from 0"),
-        (17, "data must be a name, a path"),
+        (17, "data must be a name, a path, .*not a int"),
+        (
+            (arrays()["x_train"], arrays()["y_train"]),
+            r"four arrays \(x_train, y_train, x_test, y_test\), .*; not a tuple of ndarray, ndarray",
+        ),
+        ((torch.rand(20, 2), torch.arange(20) % 2), r"four arrays .*not a tuple of Tensor, Tensor"),
+        (((np.zeros((20, 4)), np.arange(20)),) * 2, r"four arrays .*not a tuple of tuple, tuple"),
+        ([np.zeros((20, 4))] * 3, r"four arrays .*not a list of ndarray, ndarray, ndarray"),
     ],
 )
 def test_bad_data_is_refused_with_what_is_wrong(data: object, message: str) -> None:

@@ -195,12 +195,18 @@ def from_python(data: Any) -> Dataset:
         return Dataset.of_arrays(*(data[name] for name in ARRAYS))
     if isinstance(data, (tuple, list)) and len(data) == 4:
         return Dataset.of_arrays(*data)
-    if isinstance(data, (tuple, list)) and len(data) == 2 and all(hasattr(d, "__getitem__") for d in data):
+    if isinstance(data, (tuple, list)) and len(data) == 2 and all(map(_is_dataset, data)):
         return Dataset.of_arrays(*_columns(data[0]), *_columns(data[1]))
+    inside = ", ".join(type(d).__name__ for d in data[:8]) if isinstance(data, (tuple, list)) else ""
     raise UserError(
-        f"data must be a name, a path, the four arrays {', '.join(ARRAYS)}, or a training and a test torch Dataset; "
-        f"not a {type(data).__name__}"
+        f"data must be a name, a path, the four arrays ({', '.join(ARRAYS)}), or a training and a test torch Dataset; "
+        f"not a {type(data).__name__}{inside and f' of {inside}'}"
     )
+
+
+def _is_dataset(data: Any) -> bool:
+    """Whether samples may be taken from it one by one; an array or (x, y) is no data set."""
+    return hasattr(data, "__getitem__") and not hasattr(data, "__array__") and not isinstance(data, tuple)
 
 
 def _columns(dataset: Any) -> tuple[Array, Array]:
