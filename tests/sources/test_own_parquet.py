@@ -34,6 +34,16 @@ def test_split_by_words_in_names(tmp_path: Path) -> None:
     assert (len(alone.y_train), len(alone.y_test)) == (8, 2)
 
 
+def test_split_by_words_in_the_names_of_folders(tmp_path: Path) -> None:
+    for part, count in (("train", 20), ("test", 10), ("validation", 6)):
+        file = tmp_path / f"test-hub/default/{part}/0000.parquet"
+        write_parquet(file, pictures(count), {"label": np.arange(count) % 2})
+    data = load(str(tmp_path / "test-hub"))
+    assert (len(data.y_train), len(data.y_test)) == (20, 10)
+    write_parquet(tmp_path / "test-hub/test-2/train-0.parquet", pictures(8), {"label": np.arange(8) % 2})
+    assert len(load(str(tmp_path / "test-hub")).y_train) == 28  # the file's own name goes first
+
+
 def test_images_as_plain_bytes(tmp_path: Path) -> None:
     table = {"scan": [png(p) for p in pictures(10)], "label": np.arange(10) % 2}
     pq.write_table(pa.table(table), tmp_path / "a.parquet")

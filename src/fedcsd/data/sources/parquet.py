@@ -15,20 +15,29 @@ from fedcsd.data.dataset import Dataset, Groups, group
 from fedcsd.data.decode import decode
 from fedcsd.errors import UserError, unknown
 
+VALID = {"valid", "validation", "val"}
 LABELS = ("label", "labels", "fine_label", "character", "class", "target", "y")
 
 
 def split_files(folder: Path) -> dict[str, list[Path]]:
-    """The parquet files of a folder by split, by the word test (or validation) in their names; one file
-    alone is training data. Where there is a test file, validation files are left out."""
+    """The parquet files of a folder by split, by the word test (or validation) in their names or in those
+    of the folders they are in; one file alone is training data. Where there is a test file, validation files
+    are left out."""
     if folder.is_file():
         return {"train": [folder], "test": []}
     files = sorted(Path(top) / name for top, _, names in os.walk(folder, followlinks=True) for name in names)
     files = [f for f in files if f.suffix == ".parquet"]
-    words = {f: set(re.split(r"[^a-z]+", f.stem.lower())) for f in files}
-    valid = [f for f in files if words[f] & {"valid", "validation", "val"}]
+    words = {f: _words(f.relative_to(folder)) for f in files}
+    valid = [f for f in files if words[f] & VALID]
     test = [f for f in files if "test" in words[f]] or valid
     return {"train": [f for f in files if f not in test and f not in valid], "test": test}
+
+
+def _words(path: Path) -> set[str]:
+    """The words in a file's name; where none of them is a split's, those of the nearest folder that has one."""
+    names = [path.stem, *reversed(path.parts[:-1])]
+    words = [set(re.split(r"[^a-z]+", name.lower())) for name in names]
+    return next((some for some in words if some & {"train", "test", *VALID}), words[0])
 
 
 def parquet(
@@ -58,7 +67,9 @@ def parquet(
         raise UserError(f"{path} holds no .parquet files with training data")
     options: dict[str, Any] = {"image": image, "label": label, "client": client, "size": size}
     options |= {"test": test, "keep_labels": keep_labels, "classes": classes}
-    key = content_key([*files["train"], *files["test"]], {**options, "kind": "parquet"})
+    every = [*files["train"], *files["test"]]
+    several = {"test_files": len(files["test"])} if len({f.parent for f in every}) > 1 else {}
+    key = content_key(every, {**options, **several, "kind": "parquet"})
     title = title or path.stem
     return cached(title, key, lambda: _decode(files, title, **options))
 
