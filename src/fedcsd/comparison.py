@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -154,6 +154,8 @@ def compare(
             values, given = split_objects(method=choice, data=data, model=model)
             path = folder / run_name(label, seed) if folder else None
             plan.append(Cell(label, seed, layered(settings, values, {"seed": seed}), given, path, overwrite))
+    if folder:
+        _check_folder(folder)
     about = _about(entries, without, _check(plan))
     for name in FILES if folder else ():
         (folder / name).unlink(missing_ok=True)  # type: ignore[operator]
@@ -257,10 +259,44 @@ def run_name(label: str, seed: int) -> str:
     return f"{label.replace(':', '-').replace('/', '_')}-seed{seed}"
 
 
+def _check_folder(folder: Path) -> None:
+    """Refuse a place where the tables would replace anything but those of an earlier comparison."""
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"{folder} is a file: choose another --out")
+        there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    except OSError as error:
+        raise UserError(
+            f"cannot write to {folder}: {error.strerror or error}: choose another --out"
+        ) from None
+    if _is_run(folder):
+        raise UserError(f"{folder} holds a run, not a comparison: choose another --out")
+    own = [name for name in FILES if name in there]
+    if own and not _is_comparison(folder):
+        raise UserError(f"{folder} holds other files ({own[0]}): choose another --out")
+
+
+def _is_run(folder: Path) -> bool:
+    try:
+        return bool(RunDirectory.open(folder))
+    except UserError:
+        return False
+
+
+def _is_comparison(folder: Path) -> bool:
+    """Whether it has our table, or runs as a comparison that was cut off leaves them."""
+    with suppress(OSError, ValueError):
+        content = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
+        return isinstance(content, dict) and {"seeds", "rows"} <= content.keys()
+    return any(_is_run(config.parent) for config in folder.glob("*-seed*/config.toml"))
+
+
 def _check(plan: Sequence[Cell]) -> Experiment:
     """Refuse what cannot work before the first run starts; gives the experiment of the first cell."""
     first = None
     for number, cell in enumerate(plan):
+        if cell.path and not cell.exists:
+            RunDirectory(cell.path).check_free(cell.overwrite)
         if not cell.exists and number:
             continue
         experiment = prepare(cell.values, **cell.given)

@@ -1,0 +1,68 @@
+"""Where a comparison may write: over an earlier comparison, never over anything else."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Fedcsd, blobs
+
+import fedcsd as package
+from fedcsd.comparison import FILES
+from fedcsd.errors import UserError
+
+SMALL: dict[str, Any] = {"clients": 4, "min_samples": 2, "epochs": 1, "workers": 1, "rounds": 1}
+COMPARE = ("compare", "--methods", "fedavg", "--rounds", "1", "--epochs", "1", "--workers", "1")
+
+
+def compare(out: Path, methods: Any = "fedavg", **changes: Any) -> Any:
+    return package.compare(methods, data=blobs(), out=out, **{**SMALL, **changes})
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_run_s_folder_is_refused(tmp_path: Path, overwrite: bool) -> None:
+    package.run(method="fedavg", data=blobs(), out=tmp_path / "r", **SMALL)
+    (tmp_path / "r/report.html").write_text("the run's")
+    before = content(tmp_path / "r")
+    with pytest.raises(UserError, match="holds a run, not a comparison: choose another --out"):
+        compare(tmp_path / "r", overwrite=overwrite)
+    assert content(tmp_path / "r") == before
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_somebody_s_own_files_are_not_replaced(fedcsd: Fedcsd, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("[1, 2]")
+    for overwrite in ((), ("--overwrite",)) if name == FILES[0] else ((),):
+        result = fedcsd(*COMPARE, "--out", ".", *overwrite)
+        assert result.returncode == 2
+        assert result.stderr == f"error: . holds other files ({name}): choose another --out\n"
+    assert content(tmp_path) == {name: b"[1, 2]"}
+
+
+def test_other_names_are_no_obstacle_and_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    compare(tmp_path)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+    with pytest.raises(UserError, match="is a file: choose another --out"):
+        compare(tmp_path / "notes.txt")
+
+
+def test_a_comparison_goes_on_with_whatever_of_its_files_is_there(tmp_path: Path) -> None:
+    compare(tmp_path / "c")
+    (tmp_path / "c/report.html").write_text("of the comparison")
+    compare(tmp_path / "c", "fedavg,fedprox")
+    for name in FILES[:4]:  # as if it had been cut off after its picture
+        (tmp_path / "c" / name).unlink()
+    assert len(compare(tmp_path / "c", overwrite=True).rows) == 1
+    assert (tmp_path / "c/comparison.json").exists()
+
+
+def test_a_run_that_cannot_be_written_is_refused_before_the_first_is_trained(tmp_path: Path) -> None:
+    (tmp_path / "c/fedprox-seed0").mkdir(parents=True)
+    (tmp_path / "c/fedprox-seed0/notes.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"fedprox-seed0 holds other files \(notes\.txt\)"):
+        compare(tmp_path / "c", "fedavg,fedprox")
+    assert set(content(tmp_path / "c")) == {"fedprox-seed0/notes.txt"}
