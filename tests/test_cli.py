@@ -132,6 +132,8 @@ def test_compare_takes_options_and_seed_from_a_file(fedcsd: Fedcsd, tmp_path: Pa
     assert "tau = 4.0" in config
     own = (tmp_path / "c/fedcsd-mu=0.1-seed3/config.toml").read_text()
     assert "mu = 0.1" in own  # what --methods says of one method goes first
+    assert fedcsd("compare", "e.toml", "--methods", "fedcsd", "--seeds", "1", "--out", "d").returncode == 0
+    assert (tmp_path / "d/fedcsd-seed1").exists()  # what is said here goes over the file
 
 
 def test_a_comparison_that_is_cut_off_can_be_shown(fedcsd: Fedcsd, tmp_path: Path) -> None:
@@ -232,6 +234,15 @@ BAD = [
     (("compare", "--methods", "fedavg", "--seeds", "0,x"), "--seeds takes whole numbers"),
     (("compare", "--methods", "fedavg,fedavg"), "names fedavg twice"),
     (("compare", "--methods", "fedavg", "--seeds", "1,1"), "--seeds needs different whole numbers"),
+    (("compare", "--methods", "fedavg", "--seeds", "0,-1"), "seed must be at least 0, not -1"),
+    (
+        ("compare", "--methods", "fedavg", "--seeds", "0,1", "--set", "seed=3"),
+        "--set seed=3 beside --seeds: name all seeds in --seeds alone",
+    ),
+    (
+        ("compare", "--methods", "fedavg", "--set", "method.name=fedcsd"),
+        "name all methods in --methods alone",
+    ),
     (("run", "--out", "file.txt/run"), "choose another --out"),
     (("run", "--out", "/proc/run"), "cannot write to /proc/run"),
     (("run", "--out", "file.txt"), "is a file: choose another --out"),

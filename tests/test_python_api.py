@@ -89,6 +89,18 @@ def test_compare_in_memory() -> None:
     assert "| fedcsd:mu=0 |" in result.markdown()
 
 
+def test_a_comparison_has_seeds_or_one_seed() -> None:
+    settings: dict = {"data": blobs(), "clients": 4, "min_samples": 2, "rounds": 1}
+    for given in ({"seed": 1}, {"seeds": [1]}):
+        result = fedcsd.compare(["fedavg"], **given, **settings)
+        assert result.seeds == [1]
+        assert result.runs["fedavg"][0].settings["seed"] == 1
+    with pytest.raises(fedcsd.UserError, match=r"name all seeds in seeds alone, such as seeds=\[1\]"):
+        fedcsd.compare(["fedavg"], seeds=[0], seed=1, **settings)
+    with pytest.raises(fedcsd.UserError, match="name all methods in methods alone"):
+        fedcsd.compare(["fedavg"], method="fedcsd", **settings)
+
+
 def test_random_state_of_the_caller_is_left_alone() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)

@@ -25,7 +25,7 @@ from fedcsd.cli_options import (
 )
 from fedcsd.cli_report import report, reported_if_diverged, show_report, watch
 from fedcsd.cli_reproduce import reproduce
-from fedcsd.config import TABLES, layered
+from fedcsd.config import TABLES, layered, parse_assignments
 from fedcsd.errors import RunStopped, UserError, note, show_notes
 from fedcsd.naming import short
 
@@ -161,7 +161,7 @@ def resume(path: Path, **changes: Any) -> None:
 def compare(
     experiment: Path | None,
     methods: str,
-    seeds: str,
+    seeds: str | None,
     out: Path,
     overwrite: bool,
     assignments: tuple[str, ...],
@@ -179,11 +179,9 @@ def compare(
       fedcsd compare --methods all,my_method.py:MyMethod
     """
     values = gather(experiment, {}, options, assignments)
-    try:
-        numbers = [int(s) for s in (seeds or str(values.get("seed", 0))).split(",")]
-    except ValueError:
-        raise UserError(f"--seeds takes whole numbers such as 0,1,2, not {seeds!r}") from None
-    values.pop("seed", None)
+    numbers = parse_seeds(seeds, assignments)
+    if numbers:
+        values.pop("seed", None)  # of a file, which what is said here goes over
 
     from fedcsd import comparison
     from fedcsd.console import Training
@@ -198,8 +196,23 @@ def compare(
             on_start=lambda label, seed, rounds, more: training.follow(f"{label} seed {seed}", rounds, more),
             **values,
         )
-    show_compared(out, result.rows, numbers, result.settings)
+    show_compared(out, result.rows, result.seeds, result.settings)
     show_report(out)
+
+
+def parse_seeds(text: str | None, assignments: tuple[str, ...]) -> list[int] | None:
+    """The seeds of --seeds; what --set says against --seeds and --methods is refused."""
+    also = parse_assignments(assignments)
+    if "name" in also.get("method", {}):
+        raise UserError("--set names a method beside --methods: name all methods in --methods alone")
+    if text is None:
+        return None
+    if "seed" in also:
+        raise UserError(f"--set seed={also['seed']} beside --seeds: name all seeds in --seeds alone")
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds takes whole numbers such as 0,1,2, not {text!r}") from None
 
 
 @cli.command()

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedcsd.analysis.rows import About, rows, told
 from fedcsd.analysis.tables import Row, csv_text, latex, markdown
-from fedcsd.config import IRRELEVANT, TABLES, layered
+from fedcsd.config import IRRELEVANT, TABLES, Settings, build, layered
 from fedcsd.errors import RunStopped, UserError
 from fedcsd.experiments import config_of, make_method, prepare, split_objects
 from fedcsd.federation import Experiment, Watch
@@ -121,7 +121,7 @@ def _by_label(chosen: Sequence[Choice]) -> dict[str, Any]:
 
 def compare(
     methods: str | Mapping[str, Choice] | Sequence[Choice],
-    seeds: Sequence[int] = (0,),
+    seeds: Sequence[int] | None = None,
     *,
     data: Any = "digits",
     model: Any = "auto",
@@ -138,15 +138,17 @@ def compare(
 
     Args:
         methods: names as in `--methods`, or methods by label: `{"mine": MyMethod(), "fedavg": "fedavg"}`
+        seeds: training seeds; without them there is one, `seed` (0 by default)
         out: with a folder, finished runs found there are taken as they are and unfinished ones are
             resumed, so that calling again goes on where it was cut off
         on_start: called with (label, seed, rounds, runs that come after it), gives what watches that run
     """
-    if not seeds or len(set(seeds)) != len(seeds):
-        raise UserError("--seeds needs different whole numbers, such as 0,1,2")
+    seeds = _seeds(seeds, settings)
     shared = settings.pop("method", {})
+    if isinstance(shared, str):
+        raise UserError(f"method={shared!r} beside methods: name all methods in methods alone")
     without = choices_of(methods, {})
-    entries = choices_of(methods, {"name": shared} if isinstance(shared, str) else shared)
+    entries = choices_of(methods, shared)
     folder = Path(out).expanduser() if out is not None else None
     plan = []
     for label, choice in entries.items():
@@ -163,10 +165,22 @@ def compare(
     with _all_finished(folder):
         picture = folder / "curves.png" if folder else None
         common = dict(about.settings)
-        comparison = Comparison(rows(runs, about), runs, list(seeds), folder, picture, common)
+        comparison = Comparison(rows(runs, about), runs, seeds, folder, picture, common)
         if folder:
             _write(comparison, folder)
     return comparison
+
+
+def _seeds(seeds: Sequence[int] | None, settings: dict[str, Any]) -> list[int]:
+    """The training seeds, checked; `seed` is taken out of the settings."""
+    seed = settings.pop("seed", None)
+    if seeds is not None and seed is not None:
+        raise UserError(f"seed={seed} beside seeds: name all seeds in seeds alone, such as seeds=[{seed}]")
+    seeds = [0 if seed is None else seed] if seeds is None else seeds
+    found = [build(Settings, {"seed": each}).seed for each in seeds]
+    if not found or len(set(found)) != len(found):
+        raise UserError("--seeds needs different whole numbers, such as 0,1,2")
+    return found
 
 
 def _about(entries: Mapping[str, Any], without: Mapping[str, Any], experiment: Experiment) -> About:
