@@ -1,5 +1,7 @@
 """Where a comparison may write: over an earlier comparison, never over anything else."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +68,18 @@ def test_a_run_that_cannot_be_written_is_refused_before_the_first_is_trained(tmp
     with pytest.raises(UserError, match=r"fedprox-seed0 holds other files \(notes\.txt\)"):
         compare(tmp_path / "c", "fedavg,fedprox")
     assert set(content(tmp_path / "c")) == {"fedprox-seed0/notes.txt"}
+
+
+def test_one_process_at_a_time_trains_a_comparison(fedcsd: Fedcsd, tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    code = "import fcntl; f = open('c/lock', 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path, stdin=pipe, stdout=pipe) as other:
+        assert other.stdout
+        other.stdout.readline()
+        result = fedcsd(*COMPARE, "--out", "c", "--overwrite")
+        other.communicate(b"\n")
+    assert result.returncode == 2
+    assert result.stderr == "error: another process is training c right now\n"
+    assert set(content(tmp_path)) == {"c/lock"}
+    assert fedcsd(*COMPARE, "--out", "c").returncode == 0

@@ -159,15 +159,14 @@ def compare(
     if folder:
         _check_folder(folder)
     about = _about(entries, without, _check(plan))
-    for name in FILES if folder else ():
-        (folder / name).unlink(missing_ok=True)  # type: ignore[operator]
-    runs = _train_all(plan, on_start)
-    with _all_finished(folder):
-        picture = folder / "curves.png" if folder else None
-        common = dict(about.settings)
-        comparison = Comparison(rows(runs, about), runs, seeds, folder, picture, common)
-        if folder:
-            _write(comparison, folder)
+    with _claimed(folder):
+        runs = _train_all(plan, on_start)
+        with _all_finished(folder):
+            picture = folder / "curves.png" if folder else None
+            common = dict(about.settings)
+            comparison = Comparison(rows(runs, about), runs, seeds, folder, picture, common)
+            if folder:
+                _write(comparison, folder)
     return comparison
 
 
@@ -197,6 +196,28 @@ def _about(entries: Mapping[str, Any], without: Mapping[str, Any], experiment: E
             shared[label] = {key: value for key, value in new.items() if value != defaults[key]}
     settings = told(config_of(experiment))
     return About(experiment.data.classes, frozenset(untrained), shared, settings)
+
+
+@contextmanager
+def _claimed(folder: Path | None) -> Iterator[None]:
+    """One process at a time trains a comparison; the tables of an earlier call are gone."""
+    if folder is None:
+        yield
+        return
+    directory = RunDirectory(folder)
+    try:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            directory.lock()
+            for name in FILES:
+                (folder / name).unlink(missing_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"cannot write to {folder}: {error.strerror or error}: choose another --out"
+            ) from None
+        yield
+    finally:
+        directory.unlock()
 
 
 @contextmanager
