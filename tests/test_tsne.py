@@ -10,9 +10,10 @@ import torch
 from conftest import Fedcsd
 
 import fedcsd as package
-from fedcsd.analysis import tsne
+from fedcsd.analysis import drift, tsne
 from fedcsd.analysis.start import latest, ready
 from fedcsd.cli import guarded
+from fedcsd.cli_analysis import check_writable
 from fedcsd.errors import UserError
 from fedcsd.exchange import Request
 
@@ -139,6 +140,23 @@ def test_mistakes_are_one_line(
     said = capsys.readouterr().err
     assert said.startswith(line)
     assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["drift", "tsne"])
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    command: str, runs: dict[str, Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module, name in ((drift, "study"), (tsne, "picture")):
+        monkeypatch.setattr(module, name, lambda *_, **__: pytest.fail("it was worked on"))
+    run, before = runs["fedavg"], sorted(runs["fedavg"].iterdir())
+    for place in ("config.toml", "config.toml/x/y"):
+        assert guarded([command, str(run), "-o", f"{run / place}"], False) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"error: cannot write to {run / place}: ")
+        assert said.endswith(": choose another -o\n")
+    assert sorted(run.iterdir()) == before
+    check_writable(run / "x/y")
+    assert sorted(run.iterdir()) == before
 
 
 def test_overwriting_a_run_removes_what_was_made_of_it(tmp_path: Path) -> None:

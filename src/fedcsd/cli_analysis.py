@@ -1,5 +1,6 @@
 """The commands that look into trained runs: `fedcsd drift`, `tsne` and `plot`."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -68,10 +69,11 @@ def drift(
     from fedcsd.console import Work, say, show_table
 
     run = latest(path)
+    folder = out.expanduser() if out else path / "analysis"
+    check_writable(folder)
     chosen = methods or drifts.methods_for(run)
     with Work("local trainings") as work:
         found = drifts.study(run, epochs=epochs, methods=chosen, images=images, report=work, **changes)
-    folder = out.expanduser() if out else path / "analysis"
     written = [
         *drifts.draw(found, folder / "drift"),
         *forgetting.draw(found.forgetting, folder / "forgetting"),
@@ -141,6 +143,7 @@ def tsne(
     for label, run in zip(labels_of([run.settings for run in found]), found, strict=True):
         runs[free(label, runs)] = run
     folder = out.expanduser() if out else paths[0] / "analysis"
+    check_writable(folder)
     with Work("steps") as work:
         written = planes.picture(
             runs, folder / "tsne", samples=samples, client=client, epochs=epochs or 0, report=work, **changes
@@ -194,6 +197,23 @@ def plot(paths: tuple[Path, ...], metrics: str, x: str, mask: bool, target: bool
     else:
         written = plots.plot(histories, stem, y=wanted, x=x)
     show_written(written)
+
+
+def check_writable(folder: Path) -> None:
+    """Refuse a folder that cannot be written to before the work is done; nothing is left there."""
+    from tempfile import TemporaryFile
+
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UserError(f"cannot write to {folder}: {error.strerror or error}: choose another -o") from None
+    finally:
+        for path in missing:
+            with suppress(OSError):
+                path.rmdir()
 
 
 def write_json(path: Path, content: Any) -> Path:
