@@ -209,6 +209,8 @@ BAD = [
     (("run", "--method", "nothing.py:Mine"), "there is no file"),
     (("run", "--method", "nothing.here:Mine"), "nothing.here cannot be imported"),
     (("new-method", "my-method.py"), "call it my_method.py"),
+    (("new-method", "."), ". is a folder: name a file, such as my_method.py"),
+    (("new-method", ".."), "name a file, such as ../my_method.py"),
     (("new-method", "file.txt"), "its name must end in .py"),
     (("new-method", "mine.py", "--name", "1st"), "is no name for a class"),
     (("new-method", "fed_avg.py"), "FedAvg is the name of something else"),
@@ -242,6 +244,10 @@ BAD = [
     (
         ("compare", "--methods", "fedavg", "--set", "method.name=fedcsd"),
         "name all methods in --methods alone",
+    ),
+    (
+        ("partition", "--plot", "file.txt/x/p.png"),
+        "cannot write file.txt/x/p.png: Not a directory: choose another --plot",
     ),
     (("run", "--out", "file.txt/run"), "choose another --out"),
     (("run", "--out", "/proc/run"), "cannot write to /proc/run"),

@@ -110,11 +110,11 @@ def test_impossible_requests_say_what_to_change(name: str, options: dict, messag
 
 def test_the_partition_command_draws_and_saves(fedcsd: Fedcsd, fedcsd_run: FedcsdRun, tmp_path: Path) -> None:
     arguments = ("--data", "digits", "--beta", "0.1", "--clients", "10")
-    shown = fedcsd("partition", *arguments, "--plot", "p.png", "--save", "p.npz")
+    shown = fedcsd("partition", *arguments, "--plot", "new/p.png", "--save", "new/p.npz")
     assert shown.returncode == 0, shown.stderr
     assert "1,437" in shown.stdout
-    assert (tmp_path / "p.png").stat().st_size > 5000
-    saved = fedcsd_run("--partition", "saved", "--set", "partition.file=p.npz", out="r")
+    assert (tmp_path / "new/p.png").stat().st_size > 5000
+    saved = fedcsd_run("--partition", "saved", "--set", "partition.file=new/p.npz", out="r")
     direct = fedcsd_run(*arguments, out="s")
     assert (saved / "model.safetensors").read_bytes() == (direct / "model.safetensors").read_bytes()
     many = fedcsd("partition", "--clients", "100", "--partition", "iid", "--plot", "many.pdf")

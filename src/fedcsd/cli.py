@@ -253,15 +253,17 @@ def partition(
         raise UserError(f"--plot writes .png, .svg or .pdf, not {plot.name}")
     data, parts, held = deal(values)
     show_table(*table_of(data, parts))
-    for path, write in (
-        (plot, lambda p: plot_partition(data, parts, p)),
-        (save, lambda p: write_partition(p, parts, held, len(data.y_train))),
+    for option, path, write in (
+        ("--plot", plot, lambda p: plot_partition(data, parts, p)),
+        ("--save", save, lambda p: write_partition(p, parts, held, len(data.y_train))),
     ):
         if path:
             try:
+                path.parent.mkdir(parents=True, exist_ok=True)
                 write(path)
             except (OSError, ValueError) as error:
-                raise UserError(f"cannot write {path}: {error}") from None
+                why = getattr(error, "strerror", None) or error
+                raise UserError(f"cannot write {path}: {why}: choose another {option}") from None
             say(f"written: {path}")
 
 

@@ -23,6 +23,8 @@ def new_method(path: Path, name: str | None) -> None:
       fedcsd run --method my_method.py:MyMethod
     """
     path = path.expanduser()
+    if path.name in ("", ".."):
+        raise UserError(f"{path} is a folder: name a file, such as {path / 'my_method.py'}")
     path = path if path.suffix else path.with_suffix(".py")
     default = class_name(path)
     name = default if name is None else name
