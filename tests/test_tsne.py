@@ -1,6 +1,7 @@
 """Features in the plane: seeded, shaped, and the numbers beside them; and the commands on a small run."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,16 @@ def test_a_client_that_is_not_there(runs: dict[str, Path], tmp_path: Path) -> No
         tsne.picture({"a": latest(runs["fedavg"])}, tmp_path / "x", client=9)
     with pytest.raises(UserError, match="at least one run"):
         tsne.picture({}, tmp_path / "x")
+
+
+def test_runs_of_other_data_or_models_are_not_put_side_by_side(runs: dict[str, Path], tmp_path: Path) -> None:
+    first, second = (latest(path) for path in runs.values())
+    for what, value in (("data", "mnist"), ("model", {"name": "mlp", "hidden": 9})):
+        other = replace(second, settings={**second.settings, what: value})
+        with pytest.raises(
+            UserError, match=f"these runs differ in their {what} \\(.* and .*: give runs of the same"
+        ):
+            tsne.picture({"a": first, "b": other}, tmp_path / "x")
 
 
 def test_drift_writes_beside_the_run(fedcsd: Fedcsd, runs: dict[str, Path]) -> None:

@@ -5,7 +5,7 @@ latter, with cross-entropy alone and with the full local loss.
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,7 @@ def picture(
     are those of `client` (by default the one that holds the fewest classes) after `epochs` local epochs
     (by default the run's own) in one more round. Written are PNG, SVG and PDF, and the numbers as JSON.
     """
+    _check_alike(list(runs.values()))
     last, experiments = "", {}
     for last, run in runs.items():
         experiments[last] = ready(run, data=data, model=model, **changes)
@@ -107,6 +108,18 @@ def picture(
     numbers = stem.with_name(stem.name + ".json")
     numbers.write_text(json.dumps([cloud.to_json() for cloud in clouds]) + "\n", encoding="utf-8")
     return [*written, numbers]
+
+
+def _check_alike(runs: Sequence[Run]) -> None:
+    """Panels beside each other are of the same test images and the same model."""
+    for what in ("data", "model"):
+        for run in runs:
+            first, other = runs[0].settings[what], run.settings[what]
+            if first != other:
+                raise UserError(
+                    f"these runs differ in their {what} ({first} and {other}): "
+                    "give runs of the same data and model"
+                )
 
 
 def _methods(run: Run, *, plain: bool) -> dict[str, Method]:
