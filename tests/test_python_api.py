@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -82,6 +83,25 @@ def test_callbacks_see_every_round() -> None:
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    half = np.float32(0.5)
+    numbers = {
+        "clients": np.int64(4),
+        "lr": np.float32(0.1),
+        "min_samples": np.int32(2),
+        "track_drift": np.True_,
+    }
+    partition = {"name": "classes", "per_client": np.int64(2)}
+    for number, method in enumerate((fedcsd.FedCSD(mu=half), {"name": "fedcsd", "mu": half})):  # type: ignore[arg-type]
+        out = tmp_path / str(number)
+        run = fedcsd.run(data=blobs(), method=method, partition=partition, rounds=1, out=out, **numbers)
+        assert run.settings == fedcsd.load_run(out).settings
+        assert (run.settings["clients"], run.settings["method"]["mu"]) == (4, 0.5)
+        assert run.settings["lr"] == float(np.float32(0.1))
+    with pytest.raises(fedcsd.UserError, match=r"clients must be a whole number, not 2\.5"):
+        fedcsd.run(data=blobs(), clients=np.float64(2.5))
+
+
 def test_compare_in_memory() -> None:
     result = fedcsd.compare("fedavg,fedcsd:mu=0", seeds=[0, 1], data="digits", rounds=1, epochs=1)
     assert [row.label for row in result.rows] == ["fedavg", "fedcsd:mu=0"]
@@ -91,7 +111,7 @@ def test_compare_in_memory() -> None:
 
 def test_a_comparison_has_seeds_or_one_seed() -> None:
     settings: dict = {"data": blobs(), "clients": 4, "min_samples": 2, "rounds": 1}
-    for given in ({"seed": 1}, {"seeds": [1]}):
+    for given in ({"seed": 1}, {"seeds": [1]}, {"seeds": np.arange(1, 2)}):
         result = fedcsd.compare(["fedavg"], **given, **settings)
         assert result.seeds == [1]
         assert result.runs["fedavg"][0].settings["seed"] == 1

@@ -115,6 +115,7 @@ def checked(cls: type, values: Mapping[str, Any], where: str = "") -> dict[str, 
 def check(where: str, name: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> Any:
     """The value as its type, or a UserError that says what it should be."""
     label = f"{where}.{name}" if where else name
+    value = native(value)
     if get_origin(kind) is Literal:
         choices = get_args(kind)
         if value not in choices:
@@ -130,6 +131,12 @@ def check(where: str, name: str, value: Any, kind: Any, limits: Mapping[str, Any
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         check_range(label, value, limits)
     return value
+
+
+def native(value: Any) -> Any:
+    """A number of NumPy's as one of Python's, which files can hold; anything else as it is."""
+    numeric = type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0
+    return value.item() if numeric else value
 
 
 def check_range(label: str, value: float, limits: Mapping[str, Any]) -> None:
@@ -218,11 +225,11 @@ def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
     for layer in layers:
         for key, value in layer.items():
             if key not in TABLES:
-                merged[key] = value
+                merged[key] = native(value)
                 continue
             if not isinstance(value, (str, Mapping)):
                 raise UserError(f"{key} must be a name or a table, not {value!r}")
-            table = {"name": value} if isinstance(value, str) else dict(value)
+            table = {"name": value} if isinstance(value, str) else {k: native(v) for k, v in value.items()}
             if key == "method" and isinstance(name := table.get("name"), str):
                 named = method_table(name)
                 table = {**named, **table, "name": named["name"]}

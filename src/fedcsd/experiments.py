@@ -11,7 +11,7 @@ import torch
 from fedcsd import data as fedcsd_data
 from fedcsd import seeds
 from fedcsd.backends.local import cores
-from fedcsd.config import TABLES, Settings, build, checked, layered, plain
+from fedcsd.config import TABLES, Settings, build, checked, layered, native, plain
 from fedcsd.data import SOURCES, Dataset
 from fedcsd.data.augment import AUGMENTATIONS
 from fedcsd.data.partition import Rows, hold_out
@@ -131,8 +131,15 @@ def _checked_method(method: Any) -> Method:
         raise UserError(f"method must be a name or a Method such as fedcsd.FedCSD(mu=0.01), not {method!r}")
     if "name" in plain(method):
         raise UserError("an option of a method cannot be called name: that is the method's own")
-    checked(type(method), plain(method), where="method")
-    return method
+    return _checked_options(method)
+
+
+def _checked_options(method: Method) -> Method:
+    """The method if its options are right, defaults too, so that a run that is made can be resumed."""
+    values = plain(method)
+    checked(type(method), values, where="method")
+    foreign = {key: native(value) for key, value in values.items() if native(value) is not value}
+    return replace(method, **foreign) if foreign else method
 
 
 def make_method(table: Mapping[str, Any]) -> Method:
@@ -158,8 +165,7 @@ def make_method(table: Mapping[str, Any]) -> Method:
         raise UserError(
             f"{name} cannot be made with these options: {type(error).__name__}: {error}"
         ) from error
-    checked(made, plain(method), where="method")  # defaults too: a run that is made can be resumed
-    return method
+    return _checked_options(method)
 
 
 def source_of(experiment: Experiment) -> str:
