@@ -48,6 +48,9 @@ def test_run_show_resume(fedcsd: Fedcsd, tmp_path: Path) -> None:
     assert (tmp_path / "runs/first/curves.png").stat().st_size > 10_000
     shown = fedcsd("show", "runs/first")
     assert "best round (not the result)" in shown.stdout
+    fewer = fedcsd("resume", "runs/first", "--rounds", "1")
+    assert fewer.returncode == 2
+    assert fewer.stderr == "error: runs/first has 2 rounds already: --rounds must be at least that\n"
     again = fedcsd("resume", "runs/first")
     assert again.returncode == 0
     assert "is finished: 2 rounds" in again.stdout
@@ -186,7 +189,10 @@ BAD = [
     (("run", "--data", "digit"), "unknown data set 'digit': did you mean digits?"),
     (("run", "--model", "mlpp"), "unknown model 'mlpp': did you mean mlp?"),
     (("run", "--partition", "dirichle"), "unknown partition 'dirichle': did you mean dirichlet?"),
-    (("run", "--set", "method.taw=1"), "unknown option of method 'taw': did you mean tau?"),
+    (("run", "--set", "method.taw=1"), "'taw' is no option of fedcsd: did you mean tau?"),
+    (("compare", "--methods", "fedavg,fedprox:zz=1"), "'zz' is no option of fedprox: choose from mu"),
+    (("run", "--set", "nonsense=3"), "data, data_dir, device"),
+    (("run", "--set", "mehtod=fedavg"), "unknown setting 'mehtod': did you mean method?"),
     (("run", "--set", "round=3"), "unknown setting 'round': did you mean rounds"),
     (
         ("run", "--set", "method.mask=adaptiv"),

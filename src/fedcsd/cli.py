@@ -130,6 +130,8 @@ def resume(path: Path, **changes: Any) -> None:
     if job is None:
         finished = jobs.load_run(path)
         done = finished.summary["rounds"]
+        if done > (changes["rounds"] or done):
+            raise UserError(f"{path} has {done} rounds already: --rounds must be at least that")
         say(f"{path} is finished: {done} rounds. `fedcsd resume {path} --rounds N` trains it for longer.")
     else:
         with Training() as training:

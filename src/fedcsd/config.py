@@ -9,7 +9,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
-from fedcsd.errors import UserError, unknown
+from fedcsd.errors import UserError, no_option, unknown
 from fedcsd.naming import method_table, toml_value
 
 T = TypeVar("T")
@@ -101,12 +101,7 @@ def checked(cls: type, values: Mapping[str, Any], where: str = "") -> dict[str, 
     hints = get_type_hints(cls)
     for name in values:
         if name not in known:
-            what = f"option of {where}" if where else "setting"
-            raise (
-                unknown(what, name, known)
-                if known
-                else UserError(f"{where} has no options, but {name} is given")
-            )
+            raise no_option(name, where, known) if where else unknown("setting", name, [*known, *TABLES])
     return {
         name: check(where, name, value, hints[name], known[name].metadata) for name, value in values.items()
     }
@@ -252,10 +247,6 @@ def call_with(
     known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in fixed]
     for name in options:
         if name not in known:
-            raise (
-                unknown(f"option of {where}", name, known)
-                if known
-                else UserError(f"this {where} has no options, but {name} is given")
-            )
+            raise no_option(name, f"this {where}", known)
     hints = get_type_hints(function)
     return function(*arguments, **{n: check(where, n, v, hints[n], {}) for n, v in options.items()}, **fixed)

@@ -83,10 +83,23 @@ def nearest(name: object, known: Iterable[str]) -> str:
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
     """The error for a name that is not known: names the nearest valid ones, or all of them."""
+    return UserError(f"unknown {kind} {str(name)!r}: {_instead(name, known)}")
+
+
+def no_option(name: object, of: str, known: Iterable[str]) -> UserError:
+    """The error for an option that a thing does not have."""
+    names = list(known)
+    return UserError(
+        f"{str(name)!r} is no option of {of}: {_instead(name, names)}"
+        if names
+        else f"{of} has no options, but {name} is given"
+    )
+
+
+def _instead(name: object, known: Iterable[str]) -> str:
     names = sorted(known)
-    if near := nearest(name, names):
-        return UserError(f"unknown {kind} {str(name)!r}: did you mean {near}?")
-    return UserError(f"unknown {kind} {str(name)!r}: choose from {', '.join(names)}")
+    near = nearest(name, names)
+    return f"did you mean {near}?" if near else f"choose from {', '.join(names)}"
 
 
 def no_run(path: Path) -> UserError:

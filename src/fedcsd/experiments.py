@@ -15,7 +15,7 @@ from fedcsd.config import TABLES, Settings, build, checked, layered, native, pla
 from fedcsd.data import SOURCES, Dataset
 from fedcsd.data.augment import AUGMENTATIONS
 from fedcsd.data.partition import Rows, hold_out
-from fedcsd.errors import UserError, unknown
+from fedcsd.errors import UserError, no_option, unknown
 from fedcsd.federation import Experiment, initial_network
 from fedcsd.methods import Method, methods
 from fedcsd.methods._own import digest
@@ -150,13 +150,14 @@ def make_method(table: Mapping[str, Any]) -> Method:
         raise UserError(f"the method of this run was {FROM_PYTHON}: use fedcsd.resume(path, method=…) there")
     made: type[Method] = methods.load(name)
     name = short(str(name))
-    if not fields(made) and options:
-        raise UserError(f"{name} has no options, but {next(iter(options))} is given")
+    known = [option.name for option in fields(made)]
     for key in options:
-        if key in Settings.__dataclass_fields__ and key not in made.__dataclass_fields__:
+        if key in Settings.__dataclass_fields__ and key not in known:
             raise UserError(
                 f"{key} is a setting, not an option of {name}: put it above [method], or use --set {key}=…"
             )
+        if key not in known:
+            raise no_option(key, name, known)
     try:
         method = build(made, options, where="method")
     except UserError:

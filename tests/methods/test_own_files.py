@@ -114,7 +114,7 @@ BAD = {
     "empty.py:Mine": ("", "empty.py has no method"),
     "mine.py:Scalde": (SCALED, "unknown class of mine.py 'Scalde': did you mean Scaled"),
     "mine.py:HEAD": (SCALED + "HEAD = 1", "mine.py:HEAD is no method"),
-    "mine.py:Scaled:bye=1": (SCALED, "unknown option of method 'bye': did you mean by"),
+    "mine.py:Scaled:bye=1": (SCALED, "'bye' is no option of Scaled: did you mean by"),
     "mine.py:Scaled:by=x": (SCALED, "method.by must be a number, not 'x'"),
     "two.py": (SCALED + "class B(Scaled): pass", "several methods: say which, two.py:Scaled or two.py:B"),
     "plain.py": (HEAD + "class A(fedcsd.FedAvg):\n    mu: float = 1.0", "mu is no option of A yet: write @data"),

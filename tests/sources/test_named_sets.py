@@ -98,7 +98,7 @@ def test_another_data_set_s_files_are_not_taken(mnist_folder: Path) -> None:
     ("name", "options", "message"),
     [
         ("mnist", {"clases": 3}, "this data has no options, but clases is given"),
-        ("femnist", {"clases": 62}, "unknown option of data 'clases': did you mean classes?"),
+        ("femnist", {"clases": 62}, "'clases' is no option of this data: did you mean classes?"),
         ("office_caltech_10", {}, "give one with amazon, caltech, dslr and webcam as --data-dir"),
     ],
 )
