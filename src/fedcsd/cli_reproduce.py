@@ -5,6 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import rich_click as click
+from click import Option, get_current_context
+from click.core import ParameterSource
 
 from fedcsd.cli_options import TRAINING, gather, set_option_like, setting_options
 from fedcsd.config import layered
@@ -92,6 +94,7 @@ def reproduce(
       fedcsd reproduce all --scale small --lr 0.05 --dry-run
     """
     if not names:
+        refuse_options()
         list_names()
         return
     overrides = overrides_of(options, assignments)
@@ -117,6 +120,15 @@ def reproduce(
         show_plan(paper.plans(chosen, choices, out), wanted, choices.of_scale.machine)
         return
     train_and_show(chosen, choices, out, wanted, jobs, not no_train)
+
+
+def refuse_options() -> None:
+    """Without a name there is nothing that an option could be for."""
+    context = get_current_context()
+    for parameter in context.command.params:
+        given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        if given and isinstance(parameter, Option):
+            raise UserError(f"{parameter.opts[0]} needs a name, such as: fedcsd reproduce table1")
 
 
 def check_names(choices: Choices) -> None:
