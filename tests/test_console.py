@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from fedcsd import console
+from fedcsd.analysis.summary import summarise
 
 
 def test_progress_says_what_is_left_of_the_comparison(capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,6 +29,24 @@ def test_a_long_round_shows_who_has_answered(capsys: pytest.CaptureFixture[str])
     progress.reply("train", 2, 10)
     progress.reply("train", 3, 10)
     assert capsys.readouterr().out == "a: train 2/10\n"
+
+
+@pytest.mark.parametrize(
+    ("rounds", "label"),
+    [(1, "mean of the only round"), (2, "mean of all 2 rounds"), (12, "mean of the last ten")],
+)
+def test_a_mean_is_named_as_what_it_is(rounds: int, label: str, capsys: pytest.CaptureFixture[str]) -> None:
+    record = {
+        "test_accuracy": 0.5,
+        "test_loss": 1,
+        "bytes_up": 1,
+        "bytes_down": 1,
+        "seconds": 1,
+        "diverged": 0,
+    }
+    summary = summarise([{**record, "round": number + 1} for number in range(rounds)])
+    console.show_run({"method": {"name": "fedavg"}, "data": "digits", "clients": 3}, summary)
+    assert label in capsys.readouterr().out
 
 
 def test_a_terminal_shows_the_run_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

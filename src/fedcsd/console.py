@@ -268,10 +268,13 @@ def aligned(texts: Sequence[str]) -> list[str]:
 
 def show_run(settings: Mapping[str, Any], summary: Mapping[str, Any], finished: bool = True) -> None:
     """The result of one run, or how far it is, as a small table."""
-    method = short(settings["method"]["name"])
+    method, rounds = short(settings["method"]["name"]), summary["rounds"]
+    last = (
+        "the last ten rounds" if rounds >= 10 else f"all {rounds} rounds" if rounds > 1 else "the only round"
+    )
     rows = [
         ["final accuracy" if finished else "accuracy so far", f"{100 * summary['final_accuracy']:.2f} %"],
-        ["mean of the last ten rounds", f"{100 * summary['mean_of_last_ten_accuracy']:.2f} %"],
+        [f"mean of {last}", f"{100 * summary['mean_of_last_ten_accuracy']:.2f} %"],
         [
             "best round (not the result)",
             f"{100 * summary['best_accuracy']:.2f} % in round {summary['best_round']}",
@@ -299,7 +302,7 @@ def show_run(settings: Mapping[str, Any], summary: Mapping[str, Any], finished: 
     if "refused" in summary:
         rows.append(["answers refused / late / missing", "{refused} / {late} / {missing}".format(**summary)])
     data = settings["data"] if isinstance(settings["data"], str) else settings["data"]["name"]
-    title = f"{method} on {data}, {settings['clients']} clients, {summary['rounds']} rounds"
+    title = f"{method} on {data}, {settings['clients']} clients, {rounds} round{'s' * (rounds != 1)}"
     show_table(["", title], rows)
 
 
