@@ -1,6 +1,7 @@
 """The program as a user meets it: help, results, and one clear line for every mistake."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -92,7 +93,9 @@ def test_runs_without_a_name_are_numbered(fedcsd: Fedcsd, tmp_path: Path) -> Non
     assert {p.name for p in (tmp_path / "runs").iterdir()} == {"fedavg-digits", "fedavg-digits-2"}
 
 
-def test_compare_goes_on_where_it_was_cut_off(fedcsd: Fedcsd, tmp_path: Path) -> None:
+def test_compare_goes_on_where_it_was_cut_off(
+    fedcsd: Fedcsd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = (
         "compare",
         "--methods",
@@ -120,6 +123,10 @@ def test_compare_goes_on_where_it_was_cut_off(fedcsd: Fedcsd, tmp_path: Path) ->
     other = fedcsd(*command, "--lr", "0.5")
     assert other.returncode == 2
     assert "lr is 0.01 there and 0.5 here" in other.stderr
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    plain = fedcsd("show", "c")
+    assert plain.returncode == 0, plain.stderr
+    assert " ? " in plain.stdout  # for ±
 
 
 def test_compare_takes_options_and_seed_from_a_file(fedcsd: Fedcsd, tmp_path: Path) -> None:
@@ -255,6 +262,8 @@ BAD = [
         ("partition", "--plot", "file.txt/x/p.png"),
         "cannot write file.txt/x/p.png: Not a directory: choose another --plot",
     ),
+    (("reproduce", "--dry-run"), "--dry-run needs a name, such as: fedcsd reproduce table1"),
+    (("reproduce", "--scale", "paper"), "--scale needs a name"),
     (("run", "--out", "file.txt/run"), "choose another --out"),
     (("run", "--out", "/proc/run"), "cannot write to /proc/run"),
     (("run", "--out", "file.txt"), "is a file: choose another --out"),
@@ -300,6 +309,19 @@ def test_what_a_user_should_know_is_one_plain_line_said_once(fedcsd: Fedcsd) -> 
 
 def test_debug_shows_the_traceback(fedcsd: Fedcsd) -> None:
     assert "Traceback" in fedcsd("run", "--data", "nothing.npz", "--debug").stderr
+
+
+def test_ctrl_c_again_while_the_program_ends_is_silent() -> None:
+    code = """
+import atexit, os, signal, time
+from fedcsd import cli
+def interrupt(*_, **__): raise KeyboardInterrupt("what is saved")
+atexit.register(lambda: (os.kill(os.getpid(), signal.SIGINT), time.sleep(20)))
+cli.cli.main = interrupt
+cli.main([])"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=15)
+    assert result.stderr == "interrupted: what is saved\n"
+    assert result.returncode == -signal.SIGINT
 
 
 def test_own_data_from_npz(fedcsd_run: FedcsdRun, tmp_path: Path) -> None:

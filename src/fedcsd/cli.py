@@ -1,8 +1,12 @@
 """The commands. Nothing here imports torch before a command needs it."""
 
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +24,13 @@ from fedcsd.cli_options import (
     free_name,
     gather,
     overwrite_option,
+    parse_seeds,
     set_option,
     setting_options,
 )
 from fedcsd.cli_report import report, reported_if_diverged, show_report, watch
 from fedcsd.cli_reproduce import reproduce
-from fedcsd.config import TABLES, layered, parse_assignments
+from fedcsd.config import TABLES, layered
 from fedcsd.errors import RunStopped, UserError, note, show_notes
 from fedcsd.naming import short
 
@@ -202,21 +207,6 @@ def compare(
     show_report(out)
 
 
-def parse_seeds(text: str | None, assignments: tuple[str, ...]) -> list[int] | None:
-    """The seeds of --seeds; what --set says against --seeds and --methods is refused."""
-    also = parse_assignments(assignments)
-    if "name" in also.get("method", {}):
-        raise UserError("--set names a method beside --methods: name all methods in --methods alone")
-    if text is None:
-        return None
-    if "seed" in also:
-        raise UserError(f"--set seed={also['seed']} beside --seeds: name all seeds in --seeds alone")
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise UserError(f"--seeds takes whole numbers such as 0,1,2, not {text!r}") from None
-
-
 @cli.command()
 @click.argument("experiment", required=False, type=click.Path(path_type=Path), metavar="[EXPERIMENT.toml]")
 @click.option(
@@ -358,6 +348,8 @@ def main(arguments: list[str] | None = None) -> None:
     debug = "--debug" in arguments
     arguments = [a for a in arguments if a != "--debug"]
     show_notes()
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a ± that an encoding lacks ends nothing
     sys.exit(guarded(arguments, debug))
 
 
@@ -367,11 +359,24 @@ def guarded(arguments: list[str], debug: bool) -> int:
     except Exit as error:
         return error.exit_code
     except (Exception, KeyboardInterrupt) as error:
-        if debug:
-            traceback.print_exc()
-        status, line = explain(error)
-        print(line, file=sys.stderr, flush=True)
+        with ending(isinstance(error, (KeyboardInterrupt, click.Abort))):
+            if debug:
+                traceback.print_exc()
+            status, line = explain(error)
+            print(line, file=sys.stderr, flush=True)
         return status
+
+
+@contextmanager
+def ending(interrupted: bool) -> Iterator[None]:
+    """After Ctrl-C: another one does not take the last line away, and from then on ends the program at once
+    and without a word."""
+    if not interrupted or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    yield
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def explain(error: BaseException) -> tuple[int, str]:

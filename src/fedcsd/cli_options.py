@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 import rich_click as click
 
 from fedcsd.config import TABLES, Settings, layered, parse_assignments, read_toml
+from fedcsd.errors import UserError
 from fedcsd.naming import short
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -106,6 +107,21 @@ def gather(
     from_file = read_toml(experiment) if experiment else {}
     given = {key: value for key, value in options.items() if value is not None}
     return layered(from_file, named, given, parse_assignments(assignments))
+
+
+def parse_seeds(text: str | None, assignments: tuple[str, ...]) -> list[int] | None:
+    """The seeds of --seeds; what --set says against --seeds and --methods is refused."""
+    also = parse_assignments(assignments)
+    if "name" in also.get("method", {}):
+        raise UserError("--set names a method beside --methods: name all methods in --methods alone")
+    if text is None:
+        return None
+    if "seed" in also:
+        raise UserError(f"--set seed={also['seed']} beside --seeds: name all seeds in --seeds alone")
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise UserError(f"--seeds takes whole numbers such as 0,1,2, not {text!r}") from None
 
 
 def free_name(values: dict[str, Any]) -> Path:
