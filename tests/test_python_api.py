@@ -98,6 +98,7 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
         assert run.settings == fedcsd.load_run(out).settings
         assert (run.settings["clients"], run.settings["method"]["mu"]) == (4, 0.5)
         assert run.settings["lr"] == float(np.float32(0.1))
+    assert fedcsd.resume(tmp_path / "1", data=blobs(), rounds=np.int64(2)).summary["rounds"] == 2
     with pytest.raises(fedcsd.UserError, match=r"clients must be a whole number, not 2\.5"):
         fedcsd.run(data=blobs(), clients=np.float64(2.5))
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedcsd import tracking
 from fedcsd.analysis.summary import summarise
 from fedcsd.began import MOVABLE, changed_code, check_same, check_there, facts_of, move
-from fedcsd.config import layered
+from fedcsd.config import layered, native
 from fedcsd.data.partition import counts_of
 from fedcsd.errors import Diverged, Divergence, RunStopped, UserError, note
 from fedcsd.experiments import config_of, prepare, split_objects
@@ -147,7 +147,7 @@ def take_up(
     the method's file and the data are now (MOVABLE).
     """
     directory = RunDirectory.open(path)
-    changes = {key: value for key, value in (changes or {}).items() if value is not None}
+    changes = {key: native(value) for key, value in (changes or {}).items() if value is not None}
     places = {key: changes.pop(key) for key in MOVABLE if key in changes}
     if places:
         move(directory, places)
