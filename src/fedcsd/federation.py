@@ -82,8 +82,9 @@ class Experiment:
 
 def initial_network(settings: Settings, data: Dataset, factory: Factory) -> Network:
     """The model with its initial weights, a function of the seed alone."""
-    with seeds.kept(cuda=torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
-        torch.manual_seed(seeds.torch_seed(settings.seed, "weights"))
+    cuda = settings.device == "cuda"
+    with seeds.kept(cuda=cuda and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+        seeds.start(seeds.torch_seed(settings.seed, "weights"), cuda=cuda)
         return Network(factory(), data.example(), settings.classifier)
 
 
