@@ -163,20 +163,6 @@ def test_a_part_that_only_leaves_out_is_not_shown_nor_its_data_needed(tmp_path: 
     assert refused.stderr.splitlines()[-1].startswith("error: CIFAR-100 is needed: ")
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        (("--model", "nosuch"), "unknown model 'nosuch'"),
-        (("--stand-in", "femnist=nosuch"), "unknown data set 'nosuch'"),
-        (("--stand-in", "femnist=/no/such.npz"), "unknown data set '/no/such.npz'"),
-    ],
-)
-def test_a_dry_run_knows_names(fedcsd: Fedcsd, given: tuple[str, ...], told: str) -> None:
-    said = fedcsd("reproduce", "table1", "--only", "data=femnist", *given, "--dry-run")
-    assert said.returncode == 2
-    assert told in said.stderr
-
-
 @pytest.mark.parametrize("more", [("--dry-run",), ()])
 def test_only_that_leaves_nothing_says_what_there_is(more: tuple[str, ...], fedcsd: Fedcsd) -> None:
     said = fedcsd("reproduce", "target", "--only", "beta=5", "--scale", "smoke", *more)
