@@ -72,7 +72,7 @@ def test_something_else_is_refused(project: Path) -> None:
         package.resume(project / "cut", **{**both, "method": str(project / "other.py")})
     arrays = dict(np.load(project / "data.npz"))
     np.savez(project / "data2.npz", **{**arrays, "x_train": arrays["x_train"] + 1})
-    with pytest.raises(UserError, match="that is not the data that"):
+    with pytest.raises(UserError, match="the data is not the data that"):
         package.resume(project / "cut", **{**both, "data": project / "data2.npz"})
     assert (project / "cut/config.toml").read_text() == before
 

@@ -38,16 +38,22 @@ def changed_code(experiment: Experiment, directory: RunDirectory) -> dict[str, A
 
 
 def check_same(experiment: Experiment, directory: RunDirectory) -> None:
-    facts, here, config = directory.config["facts"], facts_of(experiment), config_of(experiment)
+    """Refuse other data, another model, and a method of another name or with other options."""
+    _check_facts(experiment, directory)
+    config = config_of(experiment)
+    if config["method"] != directory.settings["method"]:
+        raise UserError(
+            f"{directory.path} was started with {directory.settings['method']}, not {config['method']}: start a new run"
+        )
+
+
+def _check_facts(experiment: Experiment, directory: RunDirectory) -> None:
+    facts, here = directory.config["facts"], facts_of(experiment)
     for what in ("data", "model"):
         if facts[what] != here[what]:
             raise UserError(
                 f"the {what} is not the {what} that {directory.path} was started with: restore it, or start a new run"
             )
-    if config["method"] != directory.settings["method"]:
-        raise UserError(
-            f"{directory.path} was started with {directory.settings['method']}, not {config['method']}: start a new run"
-        )
 
 
 def check_there(directory: RunDirectory, given: Mapping[str, Any]) -> None:
@@ -89,9 +95,5 @@ def move(directory: RunDirectory, places: Mapping[str, str | Path]) -> None:
                     f"{directory.path} was started with {settings['method']['name']}: --method {own}; start a new run"
                 )
             tables[key] = {**settings["method"], "name": now.full}
-    experiment = prepare({**settings, **tables}, parts=directory.partition())
-    facts = facts_of(experiment)
-    for what in ("data", "model"):
-        if directory.config["facts"][what] != facts[what]:
-            raise UserError(f"that is not the {what} that {directory.path} was started with")
+    _check_facts(prepare({**settings, **tables}, parts=directory.partition()), directory)
     write_whole(directory.path / "config.toml", tomli_w.dumps({**directory.config, **tables}).encode())
