@@ -109,7 +109,7 @@ def gather(
     return layered(from_file, named, given, parse_assignments(assignments))
 
 
-def parse_seeds(text: str | None, assignments: tuple[str, ...]) -> list[int] | None:
+def parse_seeds(text: str | None, assignments: tuple[str, ...] = ()) -> tuple[int, ...] | None:
     """The seeds of --seeds; what --set says against --seeds and --methods is refused."""
     also = parse_assignments(assignments)
     if "name" in also.get("method", {}):
@@ -119,9 +119,12 @@ def parse_seeds(text: str | None, assignments: tuple[str, ...]) -> list[int] | N
     if "seed" in also:
         raise UserError(f"--set seed={also['seed']} beside --seeds: name all seeds in --seeds alone")
     try:
-        return [int(part) for part in text.split(",")]
+        seeds = tuple(int(part) for part in text.split(","))
     except ValueError:
         raise UserError(f"--seeds takes whole numbers such as 0,1,2, not {text!r}") from None
+    if len(set(seeds)) != len(seeds) or min(seeds) < 0:
+        raise UserError("--seeds needs different whole numbers from 0 on, such as 0,1,2")
+    return seeds
 
 
 def free_name(values: dict[str, Any]) -> Path:

@@ -8,7 +8,7 @@ import rich_click as click
 from click import Option, get_current_context
 from click.core import ParameterSource
 
-from fedcsd.cli_options import TRAINING, gather, set_option_like, setting_options
+from fedcsd.cli_options import TRAINING, gather, parse_seeds, set_option_like, setting_options
 from fedcsd.config import layered
 from fedcsd.errors import UserError
 from fedcsd.paper.exhibits import EXHIBITS, TITLES
@@ -113,7 +113,7 @@ def reproduce(
     if train and overrides.get("device") == "cuda":
         require_cuda()
     instead, notes = stand_ins(needed, scale, parse_stand_ins(given), overrides, train)
-    choices = Choices(scale, parse_seeds(seeds, scale), overrides, instead, notes)
+    choices = Choices(scale, parse_seeds(seeds) or SCALES[scale].seeds, overrides, instead, notes)
     out = out.expanduser()
     if dry_run:
         check_names(choices)
@@ -261,18 +261,6 @@ def duration_text(seconds: float) -> str:
         if seconds >= 1.5 * size:
             return f"{seconds / size:.0f} {unit}"
     return "1 min"
-
-
-def parse_seeds(text: str | None, scale: str) -> tuple[int, ...]:
-    if text is None:
-        return SCALES[scale].seeds
-    try:
-        seeds = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UserError(f"--seeds takes whole numbers such as 0,1,2, not {text!r}") from None
-    if len(set(seeds)) != len(seeds) or min(seeds) < 0:
-        raise UserError("--seeds needs different whole numbers from 0 on, such as 0,1,2")
-    return seeds
 
 
 def parse_stand_ins(given: Sequence[str]) -> dict[str, str]:

@@ -72,6 +72,8 @@ def test_two_runs_that_start_together_and_one_that_is_killed(mnist_folder: Path,
 
 
 def test_a_cache_that_cannot_be_written(mnist_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said before anything is decoded."""
     monkeypatch.setenv("FEDCSD_CACHE", "/proc/nowhere")
+    monkeypatch.setattr("fedcsd.data.dataset.Dataset.store", lambda _: pytest.fail("decoded"))
     with pytest.raises(UserError, match=r"cannot write the decoded data to /proc/nowhere.*FEDCSD_CACHE"):
         load("mnist", {}, mnist_folder)

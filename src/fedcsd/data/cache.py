@@ -3,10 +3,11 @@
 import json
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
@@ -64,15 +65,24 @@ def cached(name: str, key: str, make: Callable[[], Dataset]) -> Dataset:
     path = cache_folder() / f"{name}-{key}.safetensors"
     with suppress(OSError, SafetensorError, KeyError, ValueError):
         return Dataset.stored(*_read(path), name=name, key=key)
+    with _writing(path.parent):  # decoding can take minutes: say before it that nothing can be kept
+        path.parent.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=path.parent).close()
     tensors, facts = make().store()
-    try:
+    with _writing(path.parent):
         replace_file(path, lambda temporary: save_file(tensors, temporary, {"facts": json.dumps(facts)}))
+    return Dataset.stored(*_read(path), name=name, key=key)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
     except (OSError, SafetensorError) as error:
         raise UserError(
-            f"cannot write the decoded data to {path.parent}: {getattr(error, 'strerror', None) or error}: "
+            f"cannot write the decoded data to {folder}: {getattr(error, 'strerror', None) or error}: "
             "set FEDCSD_CACHE to a folder that can be written"
         ) from None
-    return Dataset.stored(*_read(path), name=name, key=key)
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
