@@ -100,7 +100,7 @@ class Client:
         size = self.settings.batch_size
         whole = [part for part in torch.split(order, size) if len(part) == size]
         if not whole:
-            empty = torch.empty(0, self.classes, device=self.site.device)
+            empty = weights.flat.new_empty(0, self.classes, device=self.site.device)
             return Outputs(empty, empty), self.labels[:0]
         numbers = self.numbers("prototypes", 0)
         if numbers is None and network.steady(self.site.data.example()):

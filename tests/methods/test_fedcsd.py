@@ -53,6 +53,21 @@ def test_the_authors_variant_without_its_term_is_fedavg_too() -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_authors_variant_trains_clients_smaller_than_a_batch(dtype: torch.dtype) -> None:
+    """They have no whole batch to make prototypes of, in whatever precision the model computes."""
+
+    class Net(torch.nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.to(dtype))
+
+    def factory() -> Net:
+        return Net(torch.nn.Linear(6, 4), torch.nn.Linear(4, 3)).to(dtype)
+
+    ours = trained(FedCSD(variant="authors"), rounds=1, factory=factory, batch_size=500)
+    assert ours.record["train_loss"] > 0
+
+
 def test_the_teacher_is_the_moving_average_of_the_global_models() -> None:
     experiment = small(FedCSD(alpha=0.7), factory=one_class_net)
     federation = Federation(experiment, Here(experiment))
