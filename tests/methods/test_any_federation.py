@@ -12,7 +12,7 @@ import torch
 from conftest import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain import State, World
+from plain import Result, State, World
 from test_against_reference import OPTIONS, Cast
 from test_training import Here
 from torch import Tensor, nn
@@ -43,6 +43,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 IN_THE_GRADIENT = {"fedprox", "scaffold", "feddyn", "feddc"}  # terms that `train_loss` does not have
 ROUNDS, CLASSES, SIDE = 3, 4, 6
 
+pytestmark = pytest.mark.filterwarnings("ignore:this model has no BatchNorm")
+
 
 class Net(nn.Module):
     """Body and head in float64, so that only a difference in meaning shows."""
@@ -69,21 +71,19 @@ def pictures() -> Dataset:
 
 @dataclass
 class Setting:
-    """A federation: the clients' sizes, how their labels are skewed, and how they train."""
+    """A federation: the clients' sizes, how little their labels are skewed, and how they train."""
 
     sizes: list[int]
-    skew: float
+    noise: float
     norm: bool
-    engine: str
     values: dict[str, Any]
 
 
-settings_of_all_kinds = st.builds(
+of_all_kinds = st.builds(
     Setting,
     sizes=st.lists(st.sampled_from([1, 2, 5, 9, 13, 17]), min_size=3, max_size=5),
-    skew=st.sampled_from([0.1, 3.0]),
+    noise=st.sampled_from([0.1, 3.0]),
     norm=st.booleans(),
-    engine=st.sampled_from(["eager", "stacked"]),
     values=st.fixed_dictionaries(
         {
             "batch_size": st.sampled_from([8, 4, 1, 64]),
@@ -97,23 +97,26 @@ settings_of_all_kinds = st.builds(
     ),
 )
 
+VALUES = {"batch_size": 8, "epochs": 1, "participation": 0.6, "dropout": 0.0, "momentum": 0.9}
+PLAIN = Setting([17, 9, 1, 13, 5], 0.6, False, {**VALUES, "augment": "none", "seed": 3})
+AUGMENTED = Setting([17, 9, 1, 13], 0.6, True, {**VALUES, "dropout": 0.3, "augment": "cifar", "seed": 1})
+
 
 def prepared(method: Any, setting: Setting) -> Experiment:
     data, clients = pictures(), len(setting.sizes)
     values = {"lr": 0.005, "weight_decay": 1e-3, "rounds": ROUNDS, "min_samples": 1, **setting.values}
     model = {"dataset": data, "factory": lambda: Net(setting.norm)}
     experiment = small(method, partition="iid", clients=clients, **model, **values)
-    by_label = np.argsort(data.y_train.numpy() + setting.skew * np.random.default_rng(0).normal(size=120))
-    parts = np.split(by_label, np.cumsum(setting.sizes))[:clients]
+    by_label = np.argsort(data.y_train.numpy() + setting.noise * np.random.default_rng(0).normal(size=120))
+    parts = [some[:size] for some, size in zip(np.array_split(by_label, clients), setting.sizes, strict=True)]
     return Experiment(**{**vars(experiment), "parts": parts})
 
 
-def backend(experiment: Experiment, name: str, setting: Setting) -> Any:
+def backends(experiment: Experiment, name: str, setting: Setting) -> list[Any]:
     """BatchNorm and teachers of each client's own are not stacked."""
     own = name == "fedcsd:authors" or (name == "moon" and setting.values["augment"] != "none")
-    if setting.engine == "eager" or setting.norm or own:
-        return Here(experiment)
-    return DeviceBackend(experiment.site(), "stacked")
+    stacked = [] if setting.norm or own else [DeviceBackend(experiment.site(), "stacked")]
+    return [Here(experiment), *stacked]
 
 
 def close(got: Weights | Tensor, want: State, names: tuple[str, ...]) -> None:
@@ -122,21 +125,9 @@ def close(got: Weights | Tensor, want: State, names: tuple[str, ...]) -> None:
     torch.testing.assert_close(flat, vector, rtol=1e-8, atol=1e-10)
 
 
-@pytest.mark.filterwarnings("ignore:this model has no BatchNorm")
-@pytest.mark.parametrize("name", CASES)
-@settings(max_examples=3)
-@given(setting=settings_of_all_kinds)
-def test_it_is_what_the_rules_say(name: str, setting: Setting) -> None:
-    function, options = CASES[name]
-    switch = {"variant": "authors"} if name == "fedcsd:authors" else {}
-    experiment = prepared(methods.load(name.partition(":")[0])(**options, **switch), setting)
-    world = World(experiment, ROUNDS)
-    want = getattr(reference, function)(world, **options)
-    federation = Federation(experiment, backend(experiment, name, setting))
-    records = [federation.step() for _ in range(ROUNDS)]
-
+def equal(federation: Federation, records: list[Any], want: Result, world: World, name: str) -> None:
     weights, states = federation.server.weights, federation.states
-    names = weights.layout.names
+    names, experiment = weights.layout.names, federation.experiment
     close(weights, want.weights, names)
     for entry, kept in want.clients.items():
         assert set(kept) == {k for k, state in states.items() if entry in state}
@@ -149,3 +140,26 @@ def test_it_is_what_the_rules_say(name: str, setting: Setting) -> None:
         for measure, values in world.measured[t].items():
             if values and not (measure == "train_loss" and name in IN_THE_GRADIENT):
                 assert record[measure] == pytest.approx(np.mean(values), rel=1e-8, abs=1e-10), measure
+
+
+def compare(name: str, setting: Setting) -> None:
+    function, options = CASES[name]
+    switch = {"variant": "authors"} if name == "fedcsd:authors" else {}
+    experiment = prepared(methods.load(name.partition(":")[0])(**options, **switch), setting)
+    world = World(experiment, ROUNDS)
+    want = getattr(reference, function)(world, **options)
+    for backend in backends(experiment, name, setting):
+        federation = Federation(experiment, backend)
+        equal(federation, [federation.step() for _ in range(ROUNDS)], want, world, name)
+
+
+@pytest.mark.parametrize("setting", [PLAIN, AUGMENTED], ids=["plain", "augmented"])
+@pytest.mark.parametrize("name", CASES)
+def test_it_is_what_the_rules_say(name: str, setting: Setting) -> None:
+    compare(name, setting)
+
+
+@settings(max_examples=20)
+@given(name=st.sampled_from(sorted(CASES)), setting=of_all_kinds)
+def test_so_it_is_in_any_federation(name: str, setting: Setting) -> None:
+    compare(name, setting)
