@@ -83,4 +83,4 @@ class MyMethod(FedAvg):
         networks (client.train(..., frozen={"teacher": weights}) gives batch.frozen["teacher"]).
         """
         right = batch.logits.argmax(1) == batch.labels
-        return batch.cross_entropy, {"train_accuracy": right.float()}
+        return batch.cross_entropy, {"batch_accuracy": right.float()}
