@@ -74,6 +74,14 @@ def test_the_papers_four_panels(runs: dict[str, Path], tmp_path: Path) -> None:
     assert -1 <= clouds[0]["silhouette"] <= 1
 
 
+def test_a_method_that_adds_nothing_here_is_said_to_add_nothing(tmp_path: Path) -> None:
+    small = {"data": "digits", "clients": 5, "rounds": 1, "epochs": 1}
+    runs = {name: package.run(method=name, **small) for name in ("fedavg", "fedcsd:mu=0", "moon")}
+    for name in ("fedcsd:mu=0", "moon"):
+        with pytest.warns(match=f"{name} adds nothing to cross-entropy in this round"):
+            tsne.picture({"fedavg": runs["fedavg"], name: runs[name]}, tmp_path / "x", samples=30)
+
+
 def test_the_local_model_is_that_of_the_methods_next_round(runs: dict[str, Path]) -> None:
     run = latest(runs["fedavg"])
     experiment = ready(run)

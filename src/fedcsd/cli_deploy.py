@@ -71,7 +71,7 @@ def deploy() -> None:
 @overwrite_option
 @set_option
 @deployment_options
-@setting_options("clients", "client_state", *MACHINE)
+@setting_options("clients", "client_state", *MACHINE, usual={"on_divergence": "skip"})
 def local(
     experiment: Path | None,
     nodes: int,

@@ -300,6 +300,12 @@ def test_what_a_user_can_get_wrong_is_one_line(fedcsd: Fedcsd, tmp_path: Path) -
     taken.close()
 
 
+def test_help_says_that_clients_in_trouble_are_left_out(fedcsd: Fedcsd) -> None:
+    assert settings_of({})["on_divergence"] == "skip"
+    shown = " ".join(fedcsd("deploy", "local", "--help").stdout.replace("│", "").split())
+    assert "leave that client out of the round (default: skip)" in shown
+
+
 def test_init_writes_an_app_with_instructions(fedcsd: Fedcsd, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(method_text("mine.py", "Mine"))
     options = (

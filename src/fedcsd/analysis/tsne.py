@@ -95,9 +95,7 @@ def picture(
         shown[f"{last}, client {client}\n{name}"] = (experiments[last], weights)
         done += 1
     if len(trained) > 1 and torch.equal(*trained):
-        note(
-            f"{last} learns from earlier rounds and starts anew here: its local model is that of cross-entropy"
-        )
+        note(f"{last} adds nothing to cross-entropy in this round, in which it starts anew")
     clouds = []
     for title, (experiment, weights) in shown.items():
         tell(f"t-SNE of {title.replace(chr(10), ', ')}", done, work)
