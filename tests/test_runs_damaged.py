@@ -26,6 +26,15 @@ def test_a_finished_run_without_checkpoints_is_never_trained_again(tmp_path: Pat
     assert package.load_run(tmp_path / "run").accuracy > 0
 
 
+def test_a_run_that_was_cut_off_and_lost_its_checkpoints_says_that_it_starts_again(tmp_path: Path) -> None:
+    whole = package.run(data=blobs(), rounds=3, out=tmp_path / "run", **SMALL)
+    (tmp_path / "run/summary.json").unlink()
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    with pytest.warns(Note, match="no checkpoint is complete; starting again from round 1"):
+        again = package.resume(tmp_path / "run", data=blobs())
+    assert again.accuracy == whole.accuracy
+
+
 def test_damaged_runs_are_told_in_one_line(tmp_path: Path) -> None:
     package.run(data=blobs(), rounds=4, out=tmp_path / "run", **SMALL)
     metrics = tmp_path / "run/metrics.jsonl"

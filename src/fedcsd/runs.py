@@ -346,8 +346,8 @@ class RunDirectory:
             )
         if self.summary is not None:
             raise UserError(f"{self.path} is finished and has no checkpoint to go on from: start a new run")
-        if passed:
-            note(f"{self.path}: all that was saved is damaged; starting again from round 1")
+        if passed or (self.path / "metrics.jsonl").exists():
+            note(f"{self.path}: no checkpoint is complete; starting again from round 1")
         return None
 
     def _checkpoint_path(self, round: int) -> Path:
