@@ -118,8 +118,10 @@ def test_an_unreachable_hub(fedcsd: Fedcsd, tmp_path: Path, monkeypatch: pytest.
     result = fedcsd("run", "--data", "mnist", "--out", "r")
     assert result.returncode == 2
     assert "the Hugging Face hub did not give ylecun/mnist" in result.stderr
-    assert "--data-dir" in result.stderr
+    assert "a folder with its parquet files as --data-dir or FEDCSD_DATA" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+    own = fedcsd("run", "--data", "hub:some/scans", "--out", "r")
+    assert own.stderr.endswith("or give a folder with its parquet files as --data\n")
     assert not (tmp_path / "r").exists()
 
 

@@ -37,7 +37,8 @@ def load_source(name: str, options: Mapping[str, Any], folder: Path | None) -> D
         from fedcsd.data.sources.hub import download
         from fedcsd.data.sources.parquet import parquet
 
-        return call_with(parquet, options, "data", download(name[4:]), title=name.rpartition("/")[2])
+        where = download(name[4:], instead="--data")
+        return call_with(parquet, options, "data", where, title=name.rpartition("/")[2])
     path = Path(name)
     if "/" in name or path.suffix.lower() in (".npz", ".parquet") or (name not in SOURCES and path.exists()):
         return load_path(path, options)

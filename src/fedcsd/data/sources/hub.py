@@ -43,7 +43,7 @@ def local_folder(name: str, folder: Path | None) -> Path | None:
     )
 
 
-def download(repo: str) -> Path:
+def download(repo: str, instead: str = "--data-dir or FEDCSD_DATA") -> Path:
     """The parquet files of a hub data set, fetched once and kept by the hub's own cache."""
     try:
         from huggingface_hub import snapshot_download
@@ -51,7 +51,7 @@ def download(repo: str) -> Path:
     except ImportError:
         raise UserError(
             f"{repo} is on the Hugging Face hub: `pip install huggingface_hub` to fetch it, "
-            "or give a folder with its parquet files as --data-dir"
+            f"or give a folder with its parquet files as {instead}"
         ) from None
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     try:
@@ -60,7 +60,7 @@ def download(repo: str) -> Path:
         reason = str(error).strip().splitlines()[0][:100] if str(error).strip() else type(error).__name__
         raise UserError(
             f"the Hugging Face hub did not give {repo} ({reason}): check the network, "
-            "or give a folder with its parquet files as --data-dir or FEDCSD_DATA"
+            f"or give a folder with its parquet files as {instead}"
         ) from None
 
 
