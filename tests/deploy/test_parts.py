@@ -1,9 +1,13 @@
 """The parts of a deployment, each by itself: messages, checks, a node's disk, what sites agree on, keys."""
 
+import os
 import pickle
 import re
+import signal
 import ssl
 import stat
+import subprocess
+import sys
 import tomllib
 from io import BytesIO
 from pathlib import Path
@@ -23,6 +27,7 @@ from fedcsd.deploy.keeper import from_bytes, to_bytes
 from fedcsd.deploy.keys import make_certificates, make_node_key
 from fedcsd.deploy.messages import HEADER, KINDS, MAIN, Malformed, Parcel, content_of, parcel_of, unpacked
 from fedcsd.deploy.node import packed
+from fedcsd.deploy.processes import MARK
 from fedcsd.deploy.remote import NodeStates
 from fedcsd.deploy.server import settings_of
 from fedcsd.deploy.settings import Deployment, deployment_of
@@ -298,6 +303,26 @@ def test_what_a_user_can_get_wrong_is_one_line(fedcsd: Fedcsd, tmp_path: Path) -
         assert len(result.stderr.strip().splitlines()) == 1
     assert not list(tmp_path.glob("runs/*"))
     taken.close()
+
+
+def test_a_process_of_flowers_ends_with_the_launcher_whatever_it_waits_for() -> None:
+    launcher = subprocess.Popen(["sleep", "60"])
+    code = """
+import signal, time
+from fedcsd.deploy.processes import end_with_launcher
+signal.signal(signal.SIGINT, lambda *_: time.sleep(60))  # as Flower, which tells a SuperLink that is gone
+end_with_launcher()
+print("up", flush=True)
+time.sleep(60)
+"""
+    environment = {**os.environ, MARK: f"{launcher.pid} x"}
+    with subprocess.Popen([sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE) as waiting:
+        assert waiting.stdout is not None
+        assert waiting.stdout.readline() == b"up\n"
+        launcher.kill()
+        launcher.wait()
+        waiting.send_signal(signal.SIGINT)
+        assert waiting.wait(timeout=20) == -signal.SIGKILL
 
 
 def test_help_says_that_clients_in_trouble_are_left_out(fedcsd: Fedcsd) -> None:

@@ -7,6 +7,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Mapping, Sequence
@@ -56,11 +57,27 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
+def end_with_launcher() -> None:
+    """In one of Flower's processes: be killed when the process that started all of them is gone.
+
+    Flower's own way out is to tell the SuperLink, for which it waits for ever if that is gone as well.
+    """
+    launcher = int(os.environ.get(MARK, "0").partition(" ")[0])
+
+    def watch() -> None:
+        while Path(f"/proc/{launcher}").exists():
+            time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    if launcher:
+        threading.Thread(target=watch, daemon=True).start()
+
+
 class Processes:
     """Processes that end with this object, or with this process. All that they start bears their mark."""
 
     def __init__(self, folder: Path):
-        self.folder, self.mark = folder, uuid4().hex
+        self.folder, self.mark = folder, f"{os.getpid()} {uuid4().hex}"
         self.logs = folder / "logs"
         self.logs.mkdir(parents=True, exist_ok=True)
         self.running: dict[str, subprocess.Popen[bytes]] = {}

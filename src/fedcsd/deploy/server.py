@@ -21,6 +21,7 @@ from fedcsd.deploy import sites
 from fedcsd.deploy.checks import shown
 from fedcsd.deploy.messages import Malformed
 from fedcsd.deploy.post import Post
+from fedcsd.deploy.processes import end_with_launcher
 from fedcsd.deploy.remote import NodeStates
 from fedcsd.deploy.roster import Roster
 from fedcsd.deploy.settings import Deployment, deployment_of
@@ -38,6 +39,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     config = {key: value for key, value in context.run_config.items() if value != ""}
     status = Status(str(config.get("status", "")))
+    end_with_launcher()
     show_notes()
     try:
         serve(grid, config, status)
