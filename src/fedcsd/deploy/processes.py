@@ -65,8 +65,10 @@ def end_with_launcher() -> None:
     launcher = int(os.environ.get(MARK, "0").partition(" ")[0])
 
     def watch() -> None:
-        while Path(f"/proc/{launcher}").exists():
-            time.sleep(0.5)
+        with suppress(ProcessLookupError):
+            while True:
+                os.kill(launcher, 0)  # asks whether it is there
+                time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
 
     if launcher:
