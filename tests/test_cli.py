@@ -249,7 +249,7 @@ BAD = [
     (("compare", "--methods", "fedavg", "--seeds", "0,x"), "--seeds takes whole numbers"),
     (("compare", "--methods", "fedavg,fedavg"), "names fedavg twice"),
     (("compare", "--methods", "fedavg", "--seeds", "1,1"), "--seeds needs different whole numbers"),
-    (("compare", "--methods", "fedavg", "--seeds", "0,-1"), "--seeds needs different whole numbers from 0 on"),
+    (("compare", "--methods", "fedavg", "--seeds", "0,-1"), "different whole numbers from 0 on"),
     (
         ("compare", "--methods", "fedavg", "--seeds", "0,1", "--set", "seed=3"),
         "--set seed=3 beside --seeds: name all seeds in --seeds alone",

@@ -12,7 +12,7 @@ from test_training import Here
 
 import fedcsd
 from fedcsd.config import option
-from fedcsd.errors import UserError
+from fedcsd.errors import MethodFailed, UserError
 from fedcsd.federation import Federation
 from fedcsd.methods import Ask, Server
 from fedcsd.methods.fedavg import FedAvg
@@ -50,6 +50,24 @@ def test_state_lives_from_round_to_round() -> None:
     assert federation.server.answers == 8
     assert sum(state["rounds"] for state in federation.states.values()) == 8
     assert federation.states[0]["own"].shape == experiment.weights.parameters.shape
+
+
+@dataclass(frozen=True)
+class Boastful(FedAvg):
+    """It measures what the run measures."""
+
+    measured: str = option("test_accuracy", "what it calls its measurement")
+
+    def train(self, client: Client, weights: Weights) -> Values:
+        client.note(self.measured, torch.ones(1))
+        return super().train(client, weights)
+
+
+@pytest.mark.parametrize("name", ["test_accuracy", "bytes_up", "round"])
+def test_the_runs_own_measurements_are_not_replaced(name: str) -> None:
+    experiment = small(Boastful(name))
+    with pytest.raises(MethodFailed, match=f"measures {name}, which is the run's own"):
+        Federation(experiment, Here(experiment)).step()
 
 
 def test_without_its_pull_it_is_fedavg() -> None:
@@ -241,7 +259,7 @@ class Bad(FedAvg):
     ],
 )
 def test_mistakes_in_a_method_are_named(kind: str, message: str) -> None:
-    with pytest.raises(fedcsd.RunStopped, match=message):
+    with pytest.raises(MethodFailed, match=message):
         run_once(Bad(kind))
 
 
@@ -261,7 +279,7 @@ def test_the_client_s_traceback_is_kept() -> None:
         def train(self, client: Client, weights: Weights) -> Values:
             return {"weights": client.labels @ torch.ones(3, 3)}
 
-    with pytest.raises(fedcsd.RunStopped, match=r"test_own_method\.py, line") as caught:
+    with pytest.raises(MethodFailed, match=r"test_own_method\.py, line") as caught:
         run_once(Broken())
     assert any("client.labels @ torch.ones" in note for note in caught.value.__notes__)
 
