@@ -232,7 +232,9 @@ class Federation:
             **getattr(self.backend, "counts", dict)(),  # what was really sent, where that can be seen
         }
         if taken := sorted({"round", *measured, *counted} & noted.keys()):
-            raise MethodFailed(f"the method measures {taken[0]}, which is the run's own: give it another name")
+            raise MethodFailed(
+                f"the method measures {taken[0]}, which is the run's own: give it another name"
+            )
         return {"round": self.round + 1, **measured, **noted, **counted}
 
     def drawn(self) -> Sequence[int]:
