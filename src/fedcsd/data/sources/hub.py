@@ -39,7 +39,8 @@ def local_folder(name: str, folder: Path | None) -> Path | None:
     if any(folder.glob("*.parquet")) and split_files(folder)["train"]:
         return folder
     raise UserError(
-        f"{folder} holds no {name}: it should have {name}/train-….parquet and {name}/test-….parquet"
+        f"{folder} holds no {name}: it should have {name}/train-….parquet, "
+        f"and {name}/test-….parquet if the data has a test set of its own"
     )
 
 
