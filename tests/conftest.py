@@ -2,14 +2,14 @@
 
 import os
 import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from forked import Forks
 from hypothesis import HealthCheck, settings
 
 from fedcsd.data import Dataset
@@ -26,19 +26,19 @@ Fedcsd = Callable[..., "subprocess.CompletedProcess[str]"]
 FedcsdRun = Callable[..., Path]
 
 
+@pytest.fixture(scope="session")
+def forks() -> Iterator[Forks]:
+    made = Forks()
+    yield made
+    made.close()
+
+
 @pytest.fixture
-def fedcsd(tmp_path: Path) -> Fedcsd:
+def fedcsd(tmp_path: Path, forks: Forks) -> Fedcsd:
     """Runs `fedcsd …` in an empty folder."""
 
     def call(*arguments: str, timeout: float = 120) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "fedcsd", *arguments],
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            env={**os.environ, "COLUMNS": "100"},
-        )
+        return forks.run(arguments, tmp_path, timeout, {**os.environ, "COLUMNS": "100"})
 
     return call
 

@@ -14,11 +14,11 @@ from conftest import Fedcsd, FedcsdRun
 QUICK = ("--rounds", "2", "--epochs", "1")
 
 
-def test_help_is_quick_and_teaches(fedcsd: Fedcsd) -> None:
+def test_help_is_quick_and_teaches() -> None:
     times = []
     for _ in range(5):
         began = time.perf_counter()
-        result = fedcsd("--help")
+        result = subprocess.run([sys.executable, "-m", "fedcsd", "--help"], capture_output=True, text=True)
         times.append(time.perf_counter() - began)
     assert min(times) < 0.5
     assert result.returncode == 0

@@ -1,0 +1,112 @@
+"""`fedcsd …` without the two seconds that importing PyTorch takes: a process that has it forks for each command.
+
+A command is still a process of its own, with its own folder, environment, output and exit status.
+"""
+
+import atexit
+import json
+import os
+import runpy
+import select
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+READ_AT_START = ("PYTHON", "LC_", "LANG", "OMP_", "MKL_", "TORCH")  # a fork has the first process's
+
+
+class Forks:
+    """The process that forks, from the tests' side."""
+
+    def __init__(self) -> None:
+        self.began, self.lock = dict(os.environ), threading.Lock()
+        self.process = subprocess.Popen(
+            [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def run(self, arguments: tuple[str, ...], cwd: Path, timeout: float, env: dict[str, str]) -> Any:
+        command = [sys.executable, "-m", "fedcsd", *arguments]
+        if started(env) != started(self.began):
+            return subprocess.run(
+                command, cwd=cwd, capture_output=True, text=True, timeout=timeout, env=env, check=False
+            )
+        with self.lock, tempfile.TemporaryDirectory() as folder:
+            places = [str(Path(folder, name)) for name in ("out", "err")]
+            self._say({"arguments": arguments, "cwd": str(cwd), "env": env, "places": places})
+            pid = int(self._answer(60))
+            try:
+                status = int(self._answer(timeout))
+            except TimeoutError:
+                os.kill(pid, 9)
+                self._answer(60)
+                raise subprocess.TimeoutExpired(command, timeout) from None
+            output = [Path(place).read_text(encoding="utf-8") for place in places]
+        return subprocess.CompletedProcess(command, status, *output)
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(20)
+
+    def _say(self, order: dict[str, Any]) -> None:
+        assert self.process.stdin is not None
+        print(json.dumps(order), file=self.process.stdin, flush=True)
+
+    def _answer(self, timeout: float) -> str:
+        assert self.process.stdout is not None
+        if not select.select([self.process.stdout], [], [], timeout)[0]:
+            raise TimeoutError
+        return self.process.stdout.readline()
+
+
+def started(env: dict[str, str]) -> dict[str, str]:
+    return {key: value for key, value in env.items() if key.startswith(READ_AT_START)}
+
+
+def serve() -> None:
+    for name in ("torch", "safetensors.torch", "matplotlib.figure", "rich_click"):
+        import_module(name)
+
+    while line := sys.stdin.readline():
+        order = json.loads(line)
+        if not (pid := os.fork()):
+            become(**order)
+        print(pid, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+def become(arguments: list[str], cwd: str, env: dict[str, str], places: list[str]) -> None:
+    """In the fork: run the command, and end as it ends, but for taking PyTorch apart."""
+    os.chdir(cwd)
+    os.environ.clear()
+    os.environ.update(env)
+    for number, place in enumerate(["/dev/null", *places]):
+        file = os.open(place, os.O_RDWR | os.O_CREAT)
+        os.dup2(file, number)
+        os.close(file)
+    sys.argv = ["fedcsd", *arguments]
+    sys.path[0] = cwd  # as `python -m` has it
+    status: Any = 0
+    try:
+        runpy.run_module("fedcsd", run_name="__main__", alter_sys=True)
+    except SystemExit as end:
+        status = end.code
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if isinstance(status, str):
+        print(status, file=sys.stderr, flush=True)
+    os._exit(status if isinstance(status, int) else int(status is not None))
+
+
+if __name__ == "__main__":
+    serve()
