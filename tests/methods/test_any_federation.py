@@ -33,7 +33,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "uniform": {"target": "uniform"},
     "scaled": {"similarity_scale": "classes"},
 }
-"""The paper's ablations and the controls."""
+"""The paper's ablations and the controls, for the reference: the method has them from its own presets."""
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     **{name: (name, options) for name, options in OPTIONS.items()},
@@ -144,8 +144,9 @@ def equal(federation: Federation, records: list[Any], want: Result, world: World
 
 def compare(name: str, setting: Setting) -> None:
     function, options = CASES[name]
-    switch = {"variant": "authors"} if name == "fedcsd:authors" else {}
-    experiment = prepared(methods.load(name.partition(":")[0])(**options, **switch), setting)
+    own, _, preset = name.partition(":")
+    kind = methods.load(own)
+    experiment = prepared(kind(**OPTIONS[own], **kind.presets.get(preset, {})), setting)
     world = World(experiment, ROUNDS)
     want = getattr(reference, function)(world, **options)
     for backend in backends(experiment, name, setting):
