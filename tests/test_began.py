@@ -1,6 +1,9 @@
-"""A run whose method's file or data has moved: how that is told, and that it goes on to the same bits."""
+"""A run whose method's file or data has moved, or whose code has changed: how that is told, and that it goes on."""
 
 import shutil
+import subprocess
+import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +12,9 @@ from conftest import Fedcsd, blobs
 from test_runs import SMALL, same, stop_after
 
 import fedcsd as package
-from fedcsd.errors import UserError
+from fedcsd import provenance
+from fedcsd.errors import Note, UserError
+from fedcsd.runs import RunDirectory
 
 OWN = """from fedcsd import FedAvg
 
@@ -81,3 +86,40 @@ def test_a_built_in_method_has_no_file(tmp_path: Path) -> None:
     package.run(data=blobs(), rounds=1, out=tmp_path / "run", **SMALL)
     with pytest.raises(UserError, match="--method says nothing, for that has no file; start a new run"):
         package.resume(tmp_path / "run", method="fedavg", rounds=2)
+
+
+def test_runs_of_other_code_of_the_package_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    call = {"data": blobs(), "rounds": 3, "out": tmp_path / "c", **SMALL}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Note)
+        package.compare("fedavg", [0, 1], **call)
+        package.compare("fedavg", [0, 1], **call)  # the same code: nothing to tell
+    with pytest.raises(KeyboardInterrupt):
+        package.run(
+            method="fedavg", on_round=stop_after(1), seed=2, **{**call, "out": tmp_path / "c/fedavg-seed2"}
+        )
+    before = provenance.package()
+    monkeypatch.setattr(provenance, "package", lambda: "changed")
+    with pytest.warns(Note) as told:
+        package.compare("fedavg", [0, 1, 2], **call)
+    first, second = (str(some.message) for some in told)
+    assert first.startswith("trained with other code of fedcsd than this: 2 of the 2 runs that are there")
+    assert f"({tmp_path / 'c/fedavg-seed0'}, {tmp_path / 'c/fedavg-seed1'})" in first
+    assert "the code of fedcsd itself has changed since" in second
+    facts = RunDirectory.open(tmp_path / "c/fedavg-seed2").config["facts"]
+    assert facts["changes"][-1] == f"after round 1: code of the package {before} -> changed"
+    monkeypatch.setattr(provenance, "package", lambda: before)
+    with pytest.warns(Note, match=r"other code of fedcsd than this: 1 of the 3 runs"):  # in part
+        package.compare("fedavg", [0, 1, 2], **call)
+
+
+def test_the_package_is_told_apart_by_what_trains() -> None:
+    here = Path(provenance.__file__).parent
+    assert all((here / part).exists() for part in provenance.TRAINS)
+    found = subprocess.run(
+        [sys.executable, "-c", "from fedcsd import provenance; print(provenance.package())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert found.stdout.strip() == provenance.package()

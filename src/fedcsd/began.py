@@ -1,12 +1,13 @@
 """A run goes on only with the data, the model and the method that it began with, wherever they are now."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import tomli_w
 
+from fedcsd import provenance
 from fedcsd.config import layered
 from fedcsd.errors import UserError, note
 from fedcsd.experiments import absolute, config_of, prepare, source_of
@@ -19,22 +20,44 @@ MOVABLE = ("method", "data", "data_dir")
 
 
 def facts_of(experiment: Experiment) -> dict[str, Any]:
-    """What a run's data, model and own method were when it began."""
-    facts = {"data": experiment.data.fingerprint(), "model": experiment.network.layout.fingerprint()}
+    """What a run's data, model and code were when it began."""
+    facts = {
+        "data": experiment.data.fingerprint(),
+        "model": experiment.network.layout.fingerprint(),
+        "package": provenance.package(),
+    }
     source = source_of(experiment)
     return {**facts, "method": source} if source else facts
 
 
 def changed_code(experiment: Experiment, directory: RunDirectory) -> dict[str, Any]:
-    """The new fact if a method's own file is not what it was; the user is told."""
-    before, now = directory.config["facts"].get("method"), source_of(experiment)
-    if before in (None, now):
-        return {}
-    name = directory.settings["method"]["name"]
-    note(
-        f"the code of {name} has changed since {directory.path} was started: from here on it is trained with the new code"
-    )
-    return {"method": now}
+    """The new facts if a method's own file or this package is not what it was; the user is told."""
+    facts, here = directory.config["facts"], facts_of(experiment)
+    names = {"method": directory.settings["method"]["name"], "package": "fedcsd itself"}
+    now = {what: here.get(what, "") for what in names if what in facts}
+    changed = {what: code for what, code in now.items() if code != facts[what]}
+    for what in changed:
+        note(
+            f"the code of {names[what]} has changed since {directory.path} was started: "
+            "from here on it is trained with the new code"
+        )
+    return changed
+
+
+def tell_old(runs: Iterable[Path]) -> None:
+    """Say which of these runs were trained, wholly or in part, with other code of this package than it has now."""
+    total, old = 0, []
+    for path in sorted(runs):
+        facts, total = RunDirectory.open(path).config.get("facts", {}), total + 1
+        changed = any(" code of the package " in change for change in facts.get("changes", []))
+        if changed or facts.get("package") not in (None, provenance.package()):
+            old.append(path)
+    if old:
+        named = ", ".join(map(str, old[:3])) + (f" and {len(old) - 3} more" if len(old) > 3 else "")
+        note(
+            f"trained with other code of fedcsd than this: {len(old)} of the {total} runs that are there "
+            f"({named}); to train a run again, remove its folder"
+        )
 
 
 def check_same(experiment: Experiment, directory: RunDirectory) -> None:

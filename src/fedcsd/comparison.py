@@ -9,6 +9,7 @@ from typing import Any
 
 from fedcsd.analysis.rows import About, rows, told
 from fedcsd.analysis.tables import Row, csv_text, latex, markdown
+from fedcsd.began import tell_old
 from fedcsd.config import IRRELEVANT, TABLES, Settings, build, layered
 from fedcsd.errors import RunStopped, UserError
 from fedcsd.experiments import config_of, make_method, prepare, split_objects
@@ -271,6 +272,7 @@ def _train_all(
 ) -> dict[str, list[Run]]:
     runs: dict[str, list[Run]] = {cell.label: [] for cell in plan}
     left = sum(not cell.ended for cell in plan)
+    tell_old(cell.path for cell in plan if cell.path and cell.ended)
     try:
         for cell in plan:
             job = None if cell.ended else cell.job()

@@ -1,9 +1,11 @@
-"""What a result may depend on beside its settings: versions, machine, commit."""
+"""What a result may depend on beside its settings: versions, machine, code."""
 
 import os
 import platform
 import subprocess
 from contextlib import suppress
+from functools import cache
+from hashlib import blake2b
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,13 @@ from typing import Any
 import torch
 
 from fedcsd import __version__
+
+TRAINS = (
+    *("backends", "data", "engines", "kernels", "methods", "models", "objectives"),
+    *("federation.py", "seeds.py", "sgd.py", "site.py", "training.py", "weights.py"),
+)
+"""the parts of this package that a result depends on"""
+ENDS = (".py", ".c", ".cu", ".h")
 
 
 def facts(device: str = "") -> dict[str, dict[str, Any]]:
@@ -39,6 +48,16 @@ def _processor() -> str:
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+@cache
+def package() -> str:
+    """Tells versions of the code that trains apart, whether they have a version's number or not."""
+    here, found = Path(__file__).parent, blake2b(digest_size=8)
+    files = {file.relative_to(here).as_posix(): file for end in ENDS for file in here.rglob(f"*{end}")}
+    for name in sorted(name for name in files if name.partition("/")[0] in TRAINS):
+        found.update(f"{name}\n".encode() + files[name].read_bytes())
+    return found.hexdigest()
 
 
 def commit() -> str:

@@ -87,7 +87,9 @@ class Outcome:
             raise UserError(
                 f"{run.path / 'metrics.jsonl'} is damaged, rounds 1 to {rounds} should be in it: {again}"
             )
-        where = {key: there.config[key] for key in ("host", "versions")}
+        config = there.config
+        package = config["facts"].get("package", "")
+        where = {"host": config["host"], "versions": {**config["versions"], "package": package}}
         return cls(run.path, there.settings, history, diverged, tuple(there.mended), where)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 
+from fedcsd.began import tell_old
 from fedcsd.errors import Busy, RunStopped, UserError, unknown
 from fedcsd.experiments import prepare
 from fedcsd.federation import Watch
@@ -73,6 +74,7 @@ def reproduce(
     todo = {name: wanted(runs, only or {}) for name, runs in all_runs.items()}
     if only and not any(todo.values()):
         raise nothing_left(names, only)
+    tell_old({run.path for runs in all_runs.values() for run in runs.values() if run.ended})
     if train:
         _check([run for runs in todo.values() for run in runs])
     made = []
