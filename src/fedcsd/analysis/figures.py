@@ -89,6 +89,7 @@ def below(figure: Figure, axes: Sequence[Axes]) -> None:
     names = [fill(name, int((width - 0.5) / letters)) for name in handles]
     widest = 0.45 + letters * max((len(name.partition("\n")[0]) for name in names), default=0)
     columns = max(1, min(4, int(width / widest)))
+    columns = -(-len(names) // -(-len(names) // columns)) if names else 1  # of even length
     lines = sum(1 + name.count("\n") for name in names) / columns
     figure.set_figheight(figure.get_figheight() + max(0.0, 0.125 * lines - 0.4))
     figure.legend(handles.values(), names, loc="outside lower center", ncols=columns, handlelength=3)
