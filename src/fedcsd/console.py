@@ -234,7 +234,7 @@ def show_comparison(
     """
     head, cells = tables.table(rows)
     columns = [list(column) for column in zip(*cells, strict=True)]
-    spreads = 4 if any(row.own for row in rows) else 3
+    spreads = 2 + (len(rows) > 1) + any(row.own for row in rows)
     columns[1:spreads] = map(aligned, columns[1:spreads])
     widths = [
         max(min(len(name), HEAD_WIDTH), *map(len, column)) for name, column in zip(head, columns, strict=True)
@@ -249,9 +249,9 @@ def show_comparison(
     for index in range(fitting):
         side: JustifyMethod = "left" if index < spreads else "right"
         shown.add_column(Text(head[index]), overflow="fold", justify=side, width=widths[index])
-    best = {1: tables.best_of(rows), 3: tables.best_of(rows, "own")}  # by column; own data is the fourth
+    best = {"accuracy (%)": tables.best_of(rows), "own data (%)": tables.best_of(rows, "own")}
     for number, line in enumerate(zip(*columns[:fitting], strict=True)):
-        bold = [i in best and best[i][number] for i in range(fitting)]
+        bold = [name in best and best[name][number] for name in head[:fitting]]
         shown.add_row(*(Text(cell, "bold green" * b) for cell, b in zip(line, bold, strict=True)))
     (console if console.is_terminal else Console(width=sum(widths) + 3 * fitting + 1)).print(shown)
     if fitting < len(head):

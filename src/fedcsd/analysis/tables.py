@@ -194,18 +194,19 @@ def best_of(rows: Sequence[Row], what: str = "accuracies") -> list[bool]:
 
 
 def table(rows: Sequence[Row], style: Style = PLAIN) -> tuple[list[str], list[list[str]]]:
-    """Head and cells of the comparison; drift and the clients' own data only where they were measured."""
+    """Head and cells of the comparison; what was not measured, or has nothing to be compared with, has no column."""
 
     def number(value: float | None, digits: int = 2) -> str:
         return style.nothing if value is None else style.number(f"{value:.{digits}f}", False)
 
     tracked, own = any(row.drift is not None for row in rows), any(row.own for row in rows)
-    head = ["method", "accuracy (%)", f"vs {rows[0].label}"]
+    several = len(rows) > 1
+    head = ["method", "accuracy (%)"] + [f"vs {rows[0].label}"] * several
     head += ["own data (%)"] * own + ["logit drift"] * tracked + ["sent (MB)", "best (%)"]
     cells = []
     for row, best, best_own in zip(rows, best_of(rows), best_of(rows, "own"), strict=True):
         cell = [style.text(row.label), accuracy_cell(row, style, best)]
-        cell.append("" if row is rows[0] else difference_cell(row, style))
+        cell += ["" if row is rows[0] else difference_cell(row, style)] * several
         if own:
             values = known(row.own)
             cell.append(style.number(spread(values), best_own) if values else style.nothing)
@@ -219,7 +220,8 @@ def captions(rows: Sequence[Row], seeds: Sequence[int]) -> list[str]:
     over = f"seed {seeds[0]}"
     if len(seeds) > 1:
         over = (
-            f"mean ± standard deviation over seeds {', '.join(map(str, seeds))}; differences paired by seed"
+            f"mean ± standard deviation over seeds {', '.join(map(str, seeds))}"
+            + "; differences paired by seed" * (len(rows) > 1)
         )
     lines = [f"accuracy of the final round, {over}"]
     if any(row.own for row in rows):

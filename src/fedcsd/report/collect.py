@@ -89,7 +89,7 @@ def _table(found: Found) -> Json:
     seeds = sorted({int(run.config["seed"]) for runs in found.groups.values() for run in runs})
     if made:
         head, cells = table(made)
-        own = 3 if "own data (%)" in head else 0
+        own = head.index("own data (%)") if "own data (%)" in head else 0
         best, best_own = best_of(made), best_of(made, "own")
         for index, (row, cell) in enumerate(zip(made, cells, strict=True)):
             strong = [
