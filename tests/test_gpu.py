@@ -348,6 +348,7 @@ def test_a_resumed_run_goes_on_to_the_same_bits(engine: str, tmp_path: Path) -> 
     whole = fedcsd.run(**values, rounds=4, out=tmp_path / "whole")
     fedcsd.run(**values, rounds=2, out=tmp_path / "half")
     resumed = fedcsd.resume(tmp_path / "half", rounds=4)
+    assert resumed.summary["engine"] == engine
     for name, tensor in whole.weights.items():
         assert torch.equal(tensor, resumed.weights[name])
 

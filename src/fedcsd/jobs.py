@@ -277,7 +277,8 @@ def train(job: Job, watch: Watch | None = None, place: Place = here) -> Run:
                     _note_divergence(error, federation.round + 1, directory)
                 error.args = (_with_saved(error, directory),)
                 raise
-        return _finish(job, federation.server.weights)
+            engine = getattr(backend, "chosen", "") if job.experiment.settings.device == "cuda" else ""
+        return _finish(job, federation.server.weights, {"engine": engine} if engine else {})
     finally:
         if directory:
             directory.unlock()
@@ -323,11 +324,11 @@ def _with_saved(error: BaseException, directory: RunDirectory | None) -> str:
     return "; ".join(filter(None, (message, saved, f"go on with: {directory.again}{change}")))
 
 
-def _finish(job: Job, weights: Weights) -> Run:
+def _finish(job: Job, weights: Weights, how: Mapping[str, Any]) -> Run:
     network, directory = job.experiment.network, job.directory
     network.load(weights)
     state = {name: tensor.detach().clone() for name, tensor in network.module.state_dict().items()}
-    summary = summarise(job.history)
+    summary = {**summarise(job.history), **how}
     if directory is None:
         return Run(job.config, job.history, summary, state, None)
     directory.finish(summary, save(state))
