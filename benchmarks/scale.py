@@ -2,7 +2,7 @@
 
     python benchmarks/scale.py                              # a table, in about four minutes on two cores
     python benchmarks/scale.py --json scale.json
-    python benchmarks/scale.py --only clients,w1 --quick    # some of it, small
+    python benchmarks/scale.py --only cohort,w1 --quick     # some of it, small
     python benchmarks/scale.py --device cuda                # clients one after another on a GPU
 
 FedAvg on images made here (a noisy pattern a class), through `fedcsd.jobs`: the same path that
