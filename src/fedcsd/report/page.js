@@ -189,7 +189,7 @@ function lineSection(chart) {
   });
 }
 
-function dropdown(id, name, options, at, change) {
+function dropdown(name, options, at, change) {
   return el("label", { class: "against" }, `${name} `, el("select", { onchange: (event) => change(event.target.selectedIndex) },
     ...options.map((option, i) => el("option", { selected: i === at }, option))));
 }
@@ -202,7 +202,7 @@ function classSection() {
   const final = found.map((c) => c.final);
   return section("classes", "Classes", "Test accuracy of each class: under skew some classes are learned late, or forgotten in a round and learned again.", {
     wide: true,
-    controls: views.length > 1 ? [dropdown("classes-view", "show", names, state.at, (i) => { state.at = i; drawn.get("classes").draw(); })] : [],
+    controls: views.length > 1 ? [dropdown("show", names, state.at, (i) => { state.at = i; drawn.get("classes").draw(); })] : [],
     plot: () => classChart(data, views[state.at] || "", hidden),
     label: () => found.map((c) => `${c.label}: worst class ${number(Math.min(...c.final.filter((v) => v !== null)), 1)} %`).join(", ") + ".",
     numbers: () => grid(["class", ...found.map((c) => c.label)],
@@ -231,7 +231,7 @@ function partitionSection() {
   const sizes = () => counts().map((row) => row.reduce((a, b) => a + b, 0));
   return section("partition", "Partition", "Training samples of each class at each client: the skew that all of this is about.", {
     wide: counts().length > 40,
-    controls: data.partitions.length > 1 ? [dropdown("partition-of", "of", data.partitions.map((p) => p.name), state.at,
+    controls: data.partitions.length > 1 ? [dropdown("of", data.partitions.map((p) => p.name), state.at,
       (i) => { state.at = i; drawn.get("partition").draw(); })] : [],
     plot: () => partitionChart(data, state.at),
     label: () => `${counts().length} clients of ${Math.min(...sizes())} to ${Math.max(...sizes())} samples.`,
