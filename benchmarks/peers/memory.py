@@ -43,10 +43,6 @@ def pss(pid: int) -> int:
     return 0
 
 
-def family_pss(root: int) -> int:
-    return sum(pss(pid) for pid in family(root))
-
-
 class Peak(threading.Thread):
     """The largest memory of a family seen until it is told to stop."""
 

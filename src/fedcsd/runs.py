@@ -210,9 +210,9 @@ class RunDirectory:
     def settings(self) -> dict[str, Any]:
         return {key: value for key, value in self.config.items() if key not in FACTS}
 
-    def change(self, rounds: int, changes: Mapping[str, Any], code: Mapping[str, Any] | None = None) -> None:
+    def change(self, rounds: int, changes: Mapping[str, Any], code: Mapping[str, Any]) -> None:
         """Settings, or facts about code, that differ after this many rounds; the config keeps what they were."""
-        config, code = self.config, code or {}
+        config = self.config
         facts = config["facts"]
         before = {k: config.get(k, getattr(Settings, k)) for k in changes}  # an old run lacks new settings
         news = [f"after round {rounds}: {k} {before[k]} -> {v}" for k, v in changes.items() if before[k] != v]

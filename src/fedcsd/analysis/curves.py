@@ -25,9 +25,7 @@ PANELS = (
 History = Sequence[Mapping[str, Any]]
 
 
-def plot_curves(
-    histories: Mapping[str, Sequence[History]], path: Path, title: str = "", *, rounds: int = 0
-) -> Path:
+def plot_curves(histories: Mapping[str, Sequence[History]], path: Path, *, rounds: int = 0) -> Path:
     """Curves of each method, by label: the mean over its runs (seeds) as a line, their range as a band
     unless there are so many methods that bands would hide the lines.
 
@@ -56,8 +54,6 @@ def plot_curves(
         figure.legend(handles, labels, loc="outside right upper", ncols=beside, **look)
     else:
         axes[0].legend(frameon=False, loc="lower right")
-    if title:
-        figure.suptitle(title, fontsize=10)
     figure.savefig(path)
     return path
 

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Shares = NDArray[np.float64]
-
 
 @dataclass(frozen=True)
 class Forgetting:

@@ -84,7 +84,7 @@ class Federation:
     def key(self, number: int) -> Path:
         return self.folder / "keys" / f"node-{number}"
 
-    def start_node(self, number: int, more: Mapping[str, str] | None = None) -> None:
+    def start_node(self, number: int) -> None:
         config = (
             f'partition-id={number} num-partitions={self.nodes} state="{self.folder / f"state-{number}"}"'
         )
@@ -93,7 +93,7 @@ class Federation:
         command += ["--auth-supernode-private-key", str(self.key(number))]
         command += ["--host", "127.0.0.1", "--port", str(self.ports[number])]
         self.started.setdefault(number, []).append(time.monotonic())
-        self.processes.start(f"node-{number}", command, more)
+        self.processes.start(f"node-{number}", command)
 
     def tend(self) -> None:
         """Start a node again that has ended, as a service manager does. Flower takes a minute to see that a

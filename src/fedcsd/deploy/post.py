@@ -29,7 +29,6 @@ class Arrival:
     """the node could not answer"""
     gone: bool = False
     """the node, or the message, was lost on the way: it may be sent again"""
-    bytes: int = 0
 
 
 class Post:
@@ -91,14 +90,13 @@ class Post:
                 ErrorCode.REPLY_MESSAGE_UNAVAILABLE,
             )
             return Arrival(about, failed=str(message.error.reason), gone=gone)
-        size = size_of(message)
-        self.up += size
+        self.up += size_of(message)
         try:
-            return Arrival(about, parcel_of(message.content), bytes=size)
+            return Arrival(about, parcel_of(message.content))
         except Malformed as error:
-            return Arrival(about, wrong=str(error), bytes=size)
+            return Arrival(about, wrong=str(error))
         except Exception as error:
-            return Arrival(about, wrong=f"it cannot be read ({type(error).__name__})", bytes=size)
+            return Arrival(about, wrong=f"it cannot be read ({type(error).__name__})")
 
     def _safely(self, function: Any, *arguments: Any) -> Any:
         try:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -104,12 +104,12 @@ class Processes:
             MARK: self.mark,
         }
 
-    def start(self, name: str, command: Sequence[str], more: Mapping[str, str] | None = None) -> None:
+    def start(self, name: str, command: Sequence[str]) -> None:
         """Start one of Flower's programs; what it says goes to logs/NAME.log."""
         with open(self.logs / f"{name}.log", "ab") as log:
             self.running[name] = subprocess.Popen(
                 [program(command[0]), *command[1:]],
-                env={**self.environment(name), **(more or {})},
+                env=self.environment(name),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -93,9 +93,6 @@ class Roster:
         node = self.nodes.get(client)
         return node if node in self.post.online() else None
 
-    def samples(self, client: int) -> int:
-        return int(self.about[self.nodes[client]]["samples"])
-
     def name(self, client: int) -> str:
         node = self.nodes.get(client)
         return shown(self.about[node]["name"]) if node in self.about else str(client)

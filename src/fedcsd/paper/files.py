@@ -49,7 +49,7 @@ def write(report: Report, folder: Path, pictures: list[Path]) -> list[Path]:
     name, written = report.exhibit.name, []
     for file, text in (
         (f"{name}.md", markdown(report, folder, pictures)),
-        (f"{name}.csv", csv_text(report, folder)),
+        (f"{name}.csv", csv_text(report)),
         (f"{name}.tex", latex(report)),
         ("results.json", json.dumps(to_json(report, folder), indent=1) + "\n"),
     ):
@@ -105,18 +105,18 @@ def latex(report: Report) -> str:
     return "\n".join(lines) + "\n"
 
 
-def csv_text(report: Report, folder: Path) -> str:
+def csv_text(report: Report) -> str:
     """A line for each cell; what there is no number for is empty."""
     return csv_lines(
         [
-            {"part": measured.part.title, **_flat(report, result, folder)}
+            {"part": measured.part.title, **_flat(report, result)}
             for measured in report.parts
             for result in measured.results
         ]
     )
 
 
-def _flat(report: Report, result: Result, folder: Path) -> dict[str, Any]:
+def _flat(report: Report, result: Result) -> dict[str, Any]:
     cell, point = result.cell, result.cell.point
     numbers = {
         "mean": result.mean,
