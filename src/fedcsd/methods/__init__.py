@@ -1,11 +1,12 @@
 """The methods, one file each; a method's name is its file's name."""
 
+import pkgutil
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 from fedcsd.methods import _own
 from fedcsd.methods.base import Ask, Method, Server
-from fedcsd.registry import Registry
 
 
 def _method_of(module: ModuleType) -> type[Method]:
@@ -19,13 +20,21 @@ def _method_of(module: ModuleType) -> type[Method]:
     return found[0]
 
 
-class Methods(Registry):
-    """The built-in methods by name; `load` also finds installed ones, files and modules (see naming.py)."""
+class Methods:
+    """The built-in methods by name, listed without importing them; `load` also finds installed ones, files
+    and modules (see naming.py). A file whose name begins with an underscore is code that the others share."""
+
+    @property
+    def names(self) -> list[str]:
+        found = (module.name for module in pkgutil.iter_modules(__path__))
+        return sorted(name for name in found if name != "base" and not name.startswith("_"))
 
     def load(self, name: str) -> Any:
-        return super().load(name) if name in self.names else _own.find(str(name), self.names)
+        if name not in self.names:
+            return _own.find(str(name), self.names)
+        return _method_of(import_module(f"{__name__}.{name}"))
 
 
-methods = Methods("method", __name__, exclude=("base",), pick=_method_of)
+methods = Methods()
 
 __all__ = ["Ask", "Method", "Server", "methods"]
