@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 
 import rich_click as click
 
-from fedcsd.config import describe
+from fedcsd.config import describe, toml_text
 from fedcsd.errors import UserError, unknown
 
 if TYPE_CHECKING:
@@ -90,10 +90,6 @@ def show_method(name: str) -> None:
     ]
     if presets:
         show_table(["preset", "sets"], presets, left=2)
-
-
-def toml_text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def list_entries(what: str) -> list[tuple[str, str]]:

@@ -158,14 +158,14 @@ def describe(cls: type) -> list[tuple[str, str, str]]:
         rows.append(
             (
                 f.name,
-                "" if f.default is MISSING else _text(f.default),
+                "" if f.default is MISSING else toml_text(f.default),
                 f.metadata.get("meaning", "") + choices,
             )
         )
     return rows
 
 
-def _text(value: Any) -> str:
+def toml_text(value: Any) -> str:
     """A value as one writes it in a config."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 

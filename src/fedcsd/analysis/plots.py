@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from fedcsd.analysis.curves import PANELS, History, line
 from fedcsd.analysis.figures import PAGE, SUFFIXES, below, dress, grid, printed
-from fedcsd.analysis.rows import IRRELEVANT
 from fedcsd.comparison import run_name
+from fedcsd.config import IRRELEVANT
 from fedcsd.errors import UserError, note, unknown
 from fedcsd.methods import methods
 from fedcsd.naming import free, short

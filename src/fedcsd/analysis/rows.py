@@ -8,8 +8,7 @@ from statistics import mean
 from typing import Any, Protocol
 
 from fedcsd.analysis.tables import Row
-from fedcsd.config import IRRELEVANT as IRRELEVANT
-from fedcsd.config import Settings
+from fedcsd.config import IRRELEVANT, Settings
 from fedcsd.errors import Divergence
 from fedcsd.jobs import Run
 from fedcsd.methods import methods

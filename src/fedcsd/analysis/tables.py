@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
+from fedcsd.config import toml_text
 from fedcsd.errors import Divergence, UserError
 
 PER_SEED = ("accuracies", "differences", "own")
@@ -260,8 +261,11 @@ def _own_captions(rows: Sequence[Row]) -> list[str]:
 
 def settings_line(settings: Mapping[str, Any], seeds: Sequence[int]) -> str:
     """What was compared on, in one line."""
-    said = ", ".join(f"{key} {str(v).lower() if isinstance(v, bool) else v}" for key, v in settings.items())
-    return f"settings: {said}; seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    return f"settings: {in_words(settings)}; seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+
+
+def in_words(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {toml_text(value)}" for key, value in settings.items())
 
 
 def legend(rows: Sequence[Row], seeds: Sequence[int], settings: Mapping[str, Any]) -> list[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fedcsd.analysis.rows import told
-from fedcsd.analysis.tables import Style, known, settings_line, spread
+from fedcsd.analysis.tables import Style, in_words, known, spread
 from fedcsd.paper.exhibits import TITLES, Exhibit, Part, Point
 from fedcsd.paper.measured import (
     HIGHER_IS_BETTER,
@@ -216,7 +216,7 @@ def settings_lines(report: Report) -> list[str]:
         if isinstance(config["data"], Mapping):  # the pool is not common to all
             config["data"] = {key: value for key, value in config["data"].items() if key != "train_pool"}
         shown = {key: value for key, value in told(config).items() if key not in ("beta", "track_drift")}
-        lines.append(f"{title}: {settings_line(shown, report.seeds).partition(': ')[2].partition(';')[0]}")
+        lines.append(f"{title}: {in_words(shown)}")
     return lines
 
 

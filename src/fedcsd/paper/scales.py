@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedcsd.config import IRRELEVANT, layered
+from fedcsd.config import IRRELEVANT, layered, toml_text
 from fedcsd.errors import UserError, note, unknown
 from fedcsd.paper.exhibits import CIFAR, FEMNIST, OFFICE, SETUP, TITLES, Point
 
@@ -129,7 +129,7 @@ class Choices:
         for key, value in self.overrides.items():
             table = value if isinstance(value, Mapping) else {"name": value}
             names = {k: key if k == "name" else f"{key}.{k}" for k in table}
-            found += [f"{names[k]}={str(v).lower() if isinstance(v, bool) else v}" for k, v in table.items()]
+            found += [f"{names[k]}={toml_text(v)}" for k, v in table.items()]
         return sorted(text for text in found if text.partition("=")[0] not in IRRELEVANT)
 
     def folder(self, data: Iterable[str]) -> str:

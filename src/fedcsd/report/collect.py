@@ -10,9 +10,10 @@ import numpy as np
 
 from fedcsd import __version__
 from fedcsd.analysis.figures import look
-from fedcsd.analysis.rows import IRRELEVANT, About, rows, told
+from fedcsd.analysis.rows import About, rows, told
 from fedcsd.analysis.summary import summarise
-from fedcsd.analysis.tables import Row, best_of, legend, remarks, table
+from fedcsd.analysis.tables import Row, best_of, in_words, legend, remarks, table
+from fedcsd.config import IRRELEVANT
 from fedcsd.data.partition import Counts
 from fedcsd.packing import finite
 from fedcsd.report.measures import charts, series
@@ -76,8 +77,8 @@ def _summary(found: Found) -> str:
         return ""
     values = found.settings or common(same)
     seeds = sorted({int(settings["seed"]) for settings in every})
-    said = [f"{key} {str(v).lower() if isinstance(v, bool) else v}" for key, v in values.items()]
-    return ", ".join([*said, f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"])
+    numbers = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+    return ", ".join(filter(None, (in_words(values), numbers)))
 
 
 def _table(found: Found) -> Json:
