@@ -46,10 +46,6 @@ class Several(Watch):
         for watch in self.watches:
             watch.round(record, rounds)
 
-    def diverged(self, round: int) -> None:
-        for watch in self.watches:
-            watch.diverged(round)
-
 
 def check(config: Mapping[str, Any]) -> None:
     """Refuse what a run asks for and cannot have, before anything of it is made: an extra that is missing, a
@@ -88,22 +84,26 @@ def tracked(
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
     """The numbers of a round by name; groups such as `domain_accuracy` are `domain_accuracy/amazon`. What is
     not finite is left out, and so are the lists of all classes and clients."""
-    flat: dict[str, Any] = {}
-    for key, value in record.items():
-        flat |= {f"{key}/{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value}
     return {
         key: float(value)
-        for key, value in flat.items()
+        for key, value in flattened(record, "/").items()
         if key != "round" and isinstance(value, (int, float)) and math.isfinite(value)
     }
 
 
 def settings_text(config: Mapping[str, Any]) -> dict[str, str]:
     """Every setting by name, options of a choice as `method.mu`."""
+    return {key: str(value) for key, value in flattened(config).items()}
+
+
+def flattened(values: Mapping[str, Any], mark: str = ".") -> dict[str, Any]:
+    """Values without groups: those of a group by its name, the mark and their own."""
     flat: dict[str, Any] = {}
-    for key, value in config.items():
-        flat |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value}
-    return {key: str(value) for key, value in flat.items()}
+    for key, value in values.items():
+        flat |= (
+            {f"{key}{mark}{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value}
+        )
+    return flat
 
 
 class TensorBoard(Watch):

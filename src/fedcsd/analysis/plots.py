@@ -21,6 +21,7 @@ from fedcsd.errors import UserError, note, unknown
 from fedcsd.methods import methods
 from fedcsd.naming import free, short
 from fedcsd.runs import RunDirectory
+from fedcsd.tracking import flattened
 
 MASK = {
     "wrong_filtered": "wrong soft labels filtered",
@@ -113,13 +114,7 @@ def method_label(table: Mapping[str, Any]) -> str:
 
 def flat(history: History) -> list[dict[str, Any]]:
     """Records whose groups (`domain_accuracy`) are names with a dot (`domain_accuracy.amazon`)."""
-    return [
-        {k: v for key, value in record.items() for k, v in _spread(key, value).items()} for record in history
-    ]
-
-
-def _spread(key: str, value: Any) -> dict[str, Any]:
-    return {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value}
+    return [flattened(record) for record in history]
 
 
 def metrics_of(histories: Mapping[str, Sequence[History]]) -> list[str]:
