@@ -12,9 +12,10 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from fedcsd.analysis.figures import COLOURS, look
+from fedcsd.analysis.rows import PERSONAL
 
 LEGEND_ROWS = 22
-PERSONAL, HELD_OUT = "client_accuracy_personal_mean", "client_accuracy_local_mean"
+HELD_OUT = "client_accuracy_local_mean"
 PANELS = (
     ("test_accuracy", "test accuracy (%)", 100.0),
     ("own", "accuracy on clients' own data (%)", 100.0),
@@ -83,10 +84,8 @@ def line(
     x: NDArray[np.float64] | None = None,
 ) -> None:
     """One method's runs against `x`, the rounds unless it is given."""
-    length = max(len(run) for run in runs)
-    padded = [[*run, *[np.nan] * (length - len(run))] for run in runs]
-    values = np.ma.masked_invalid(np.array(padded, dtype=float).reshape(len(runs), length))
-    shown = look(index)
+    values = padded(runs)
+    length, shown = values.shape[1], look(index)
     at = np.arange(1.0, length + 1) if x is None else x
     dot = "." if length == 1 else ""  # one round makes no line
     axis.plot(at, values.mean(0), marker=dot, label=label, linewidth=width, **shown)
@@ -95,6 +94,13 @@ def line(
     for run in runs:
         if 0 < len(run) < rounds:
             axis.plot(at[len(run) - 1], run[-1], "x", color=shown["color"], markersize=6)
+
+
+def padded(runs: Sequence[Sequence[float]]) -> Any:
+    """[runs, rounds], masked where a run has no number (any more)."""
+    length = max(map(len, runs), default=0)
+    rows = [[*run, *[np.nan] * (length - len(run))] for run in runs]
+    return np.ma.masked_invalid(np.array(rows, dtype=float).reshape(len(runs), length))
 
 
 def _number(value: float | None) -> float:

@@ -59,18 +59,21 @@ def printed(width: float, height: float, stem: Path, written: list[Path]) -> Ite
         figure = Figure(figsize=(width, height), layout="constrained")
         figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03)  # type: ignore[union-attr,call-arg]
         yield figure
-        if stem.suffix in SUFFIXES:
-            paths = [stem]
-        else:
-            paths = [stem.with_name(stem.name + suffix) for suffix in SUFFIXES]
         try:
             stem.parent.mkdir(parents=True, exist_ok=True)
-            for path in paths:
-                dated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix)
-                figure.savefig(path, dpi=300, metadata=dated)
+            written += save(figure, stem)
         except OSError as error:
             raise UserError(f"cannot write {stem}: {error.strerror or error}: choose another -o") from None
-        written += paths
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """Written without a date, so that the same picture is the same file."""
+    endings = ("",) if stem.suffix in SUFFIXES else SUFFIXES
+    paths = [stem.with_name(stem.name + suffix) for suffix in endings]
+    for path in paths:
+        dated = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(path.suffix)
+        figure.savefig(path, dpi=300, metadata=dated)
+    return paths
 
 
 def dress(axis: Axes, title: str = "", **labels: Any) -> None:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedcsd.analysis.figures import COLOURS
+from fedcsd.analysis.curves import padded
+from fedcsd.analysis.figures import COLOURS, STYLES, save
 from fedcsd.jobs import load_run
 from fedcsd.paper.exhibits import DRIFT_METHODS, Cell, Point
 from fedcsd.paper.measured import MEASURES, Measured, Result
@@ -35,13 +35,12 @@ LOOK: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "fedcsd",
 }
-STYLES, MARKERS = ("-", "--", "-.", ":"), ("o", "s", "^", "D")
-FORMATS = ("png", "svg", "pdf")
+MARKERS = ("o", "s", "^", "D")
 Picture = Callable[[Report, Path, Callable[[str, int, int], None]], list[Path]]
 
 
 def draw(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) -> list[Path]:
-    """The picture of a figure, as stem.png, .svg and .pdf; none as long as a run it needs is missing."""
+    """The picture of a figure, as stem.png, .svg and .pdf; none before a run of it has ended."""
     if not report.exhibit.figure or not report.outcomes:
         return []
     stem.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +65,7 @@ def sweep(report: Report, stem: Path, on_step: object = None) -> list[Path]:
             ha="left", va="top", rotation=90, fontsize=6, color="0.4",
         )  # fmt: skip
     axes[0][0].set_ylabel("test accuracy (%)")
-    return _save(figure, stem)
+    return save(figure, stem)
 
 
 def _math(symbol: str) -> str:
@@ -101,7 +100,7 @@ def mask(report: Report, stem: Path, on_step: object = None) -> list[Path]:
         axis.set_ylim(-3, 103)
     axes[0][0].set_ylabel("soft labels (%)")
     _legend(figure, axes)
-    return _save(figure, stem)
+    return save(figure, stem)
 
 
 def communication(report: Report, stem: Path, on_step: object = None) -> list[Path]:
@@ -124,7 +123,7 @@ def communication(report: Report, stem: Path, on_step: object = None) -> list[Pa
     for row in axes:
         row[0].set_ylabel("test accuracy (%)")
     _legend(figure, axes, [result.cell.row for part in parts for result in part.results])
-    return _save(figure, stem)
+    return save(figure, stem)
 
 
 def _note_lost(axis: Axes, cells: Sequence[Cell], report: Report) -> None:
@@ -209,16 +208,6 @@ def _ended(report: Report, point: Point) -> list[Outcome]:
     return [outcome for outcome in found if outcome and outcome.history]
 
 
-def _padded(runs: Sequence[Sequence[float]]) -> Any:
-    """[runs, rounds], masked where a run has no number (any more)."""
-    length = max(map(len, runs), default=0)
-    return np.ma.masked_invalid(
-        np.array([[*run, *[np.nan] * (length - len(run))] for run in runs], dtype=float).reshape(
-            len(runs), length
-        )
-    )
-
-
 def _curves(axis: Axes, ended: Sequence[Outcome], measure: str, index: int, label: str) -> None:
     """Against rounds; a cross where a run diverged."""
     runs = [MEASURES[measure](outcome.history) for outcome in ended]
@@ -239,7 +228,7 @@ def _crosses(
 
 def _sent(ended: Sequence[Outcome]) -> Any:
     """Megabytes up to each round: the same for all seeds, but for clients that fail; the mean of it."""
-    return _padded([MEASURES["megabytes"](outcome.history) for outcome in ended]).mean(0) if ended else []
+    return padded([MEASURES["megabytes"](outcome.history) for outcome in ended]).mean(0) if ended else []
 
 
 def _against_bytes(axis: Axes, ended: Sequence[Outcome], measure: str, index: int, unit: float) -> None:
@@ -254,7 +243,7 @@ def _band(
     axis: Axes, x: Any, runs: Sequence[Sequence[float]], index: int, label: str, marker: str = ""
 ) -> None:
     """Mean over seeds as a line, their range as a band."""
-    values = _padded(runs)
+    values = padded(runs)
     colour, style = COLOURS[index % len(COLOURS)], STYLES[index % len(STYLES)]
     few = values.shape[1] <= 12
     axis.plot(
@@ -281,17 +270,3 @@ def _legend(figure: Figure, axes: Any, order: Sequence[str] = ()) -> None:
         found = {label: found[label] for label in dict.fromkeys(order) if label in found}
     look: dict[str, Any] = {"frameon": False, "handlelength": 2.6, "columnspacing": 1.4}
     figure.legend(found.values(), found, loc="outside lower center", ncols=len(found), **look)
-
-
-def _save(figure: Figure, stem: Path) -> list[Path]:
-    paths = [stem.with_name(f"{stem.name}.{ending}") for ending in FORMATS]
-    for path in paths:
-        dated = (
-            {"Date": None}
-            if path.suffix == ".svg"
-            else {"CreationDate": None}
-            if path.suffix == ".pdf"
-            else None
-        )
-        figure.savefig(path, dpi=300, metadata=dated)
-    return paths
