@@ -115,14 +115,7 @@ class Dataset:
     def store(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and facts for the cache: all that `stored` needs."""
         tensors = {name: getattr(self, name) for name in ARRAYS}
-        assert self.scale is not None, "only uint8 images are cached"
-        assert self.shift is not None
-        std = 1 / (255 * self.scale.double())
-        facts = {
-            "classes": self.classes,
-            "mean": (-self.shift * std).flatten().tolist(),
-            "std": std.flatten().tolist(),
-        }
+        facts: dict[str, Any] = {"classes": self.classes, **self.normalisation}
         if self.groups:
             tensors["groups_train"] = self.groups.train
             tensors |= {"groups_test": self.groups.test} if self.groups.test is not None else {}
@@ -133,6 +126,14 @@ class Dataset:
         """The same images, to be normalised with a given mean and deviation of pixels from 0 to 1."""
         m, s = (torch.tensor(v, dtype=torch.float64).reshape(-1, 1, 1) for v in (mean, std))
         return replace(self, scale=(1 / (255 * s)).float(), shift=(-m / s).float())
+
+    @property
+    def normalisation(self) -> dict[str, list[float]]:
+        """The mean and deviation that `normalised` takes; nothing for data that is used as it is."""
+        if self.scale is None or self.shift is None:
+            return {}
+        std = 1 / (255 * self.scale.double())
+        return {"mean": (-self.shift * std).flatten().tolist(), "std": std.flatten().tolist()}
 
     def smaller(self, size: int, random: np.random.Generator) -> "Dataset":
         """A random part of the training data."""

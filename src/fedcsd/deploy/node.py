@@ -80,10 +80,7 @@ class Node:
             data = self.data(header["config"])
             about |= {"samples": len(data.y_train), "test": len(data.y_test)}
             about |= {"classes": data.classes, "shape": list(data.shape), "dtype": str(data.x_train.dtype)}
-            if data.scale is not None and data.shift is not None:
-                std = 1 / (255 * data.scale.double())
-                mean = -data.shift.double() * std
-                about |= {"mean": mean.flatten().tolist(), "std": std.flatten().tolist()}
+            about |= data.normalisation
         else:
             place = self.place({**header, "client": int(self.name)})
             about |= {"samples": len(place.site.parts[place.number])}
