@@ -14,15 +14,17 @@ import rich_click as click
 from click.exceptions import Exit
 
 from fedcsd import __version__
-from fedcsd.cli_analysis import drift, plot, tsne
+from fedcsd.cli_analysis import drift, plot, run_argument, tsne
 from fedcsd.cli_deploy import deploy
 from fedcsd.cli_list import list_
 from fedcsd.cli_new import new_method
 from fedcsd.cli_options import (
     NOT_DEALING,
     TRAINING,
+    experiment_argument,
     free_name,
     gather,
+    out_option,
     overwrite_option,
     parse_seeds,
     set_option,
@@ -55,18 +57,14 @@ def cli(debug: bool) -> None:
 
 
 @cli.command()
-@click.argument("experiment", required=False, type=click.Path(path_type=Path), metavar="[EXPERIMENT.toml]")
+@experiment_argument
 @click.option(
     "--method",
     metavar="NAME[:PRESET][:OPTION=VALUE]…",
     help="method to train with: a name (see `fedcsd list methods`), my_method.py:Class or package.module:Class; "
     "presets and options go behind colons: fedcsd:m1:mu=0.01  [dim](default: fedcsd)[/dim]",
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    help="run directory  [dim](default: runs/METHOD-DATA, numbered)[/dim]",
-)
+@out_option
 @overwrite_option
 @set_option
 @setting_options()
@@ -88,7 +86,7 @@ def run(
       fedcsd run experiment.toml --set method.mu=0.01 --set rounds=50
       fedcsd run --data mine.npz --method my_method.py:MyMethod:mu=0.1
     """
-    values = gather(experiment, {} if method is None else {"method": method}, options, assignments)
+    values = gather(experiment, {"method": method, **options}, assignments)
     values = layered(TABLES, values)
     target = out.expanduser() if out else free_name(values)
 
@@ -104,7 +102,7 @@ def run(
 
 
 @cli.command()
-@click.argument("path", type=click.Path(path_type=Path), metavar="RUN")
+@run_argument
 @click.option("--rounds", type=int, help="train for this many rounds in all instead of what was asked for")
 @click.option("--lr", type=float, help="another learning rate from here on, after a divergence")
 @click.option(
@@ -147,7 +145,7 @@ def resume(path: Path, **changes: Any) -> None:
 
 
 @cli.command()
-@click.argument("experiment", required=False, type=click.Path(path_type=Path), metavar="[EXPERIMENT.toml]")
+@experiment_argument
 @click.option(
     "--methods",
     required=True,
@@ -185,7 +183,7 @@ def compare(
       fedcsd compare --methods fedcsd,fedcsd:m2,fedcsd:similarity=false --track-drift
       fedcsd compare --methods all,my_method.py:MyMethod
     """
-    values = gather(experiment, {}, options, assignments)
+    values = gather(experiment, options, assignments)
     numbers = parse_seeds(seeds, assignments)
     if numbers:
         values.pop("seed", None)  # of a file, which what is said here goes over
@@ -208,7 +206,7 @@ def compare(
 
 
 @cli.command()
-@click.argument("experiment", required=False, type=click.Path(path_type=Path), metavar="[EXPERIMENT.toml]")
+@experiment_argument
 @click.option(
     "--plot",
     type=click.Path(path_type=Path),
@@ -234,12 +232,13 @@ def partition(
       fedcsd partition --data digits --beta 0.1 --clients 10 --plot p.png
       fedcsd partition --data digits --partition classes --set partition.per_client=2
     """
-    values = gather(experiment, {}, options, assignments)
+    values = gather(experiment, options, assignments)
 
     from fedcsd.analysis.partitions import plot_partition, table_of
     from fedcsd.console import say, show_table
+    from fedcsd.data.partition import packed
     from fedcsd.experiments import deal
-    from fedcsd.runs import write_partition
+    from fedcsd.runs import write_whole
 
     if plot and plot.suffix not in (".png", ".svg", ".pdf"):
         raise UserError(f"--plot writes .png, .svg or .pdf, not {plot.name}")
@@ -247,7 +246,7 @@ def partition(
     show_table(*table_of(data, parts))
     for option, path, write in (
         ("--plot", plot, lambda p: plot_partition(data, parts, p)),
-        ("--save", save, lambda p: write_partition(p, parts, held, len(data.y_train))),
+        ("--save", save, lambda p: write_whole(p, packed(parts, held, len(data.y_train)))),
     ):
         if path:
             try:
@@ -260,7 +259,7 @@ def partition(
 
 
 @cli.command()
-@click.argument("path", type=click.Path(path_type=Path), metavar="RUN")
+@run_argument
 def show(path: Path) -> None:
     """The results of a run or a comparison, finished or not."""
     if (path / "comparison.json").is_file():

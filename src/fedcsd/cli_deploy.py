@@ -11,7 +11,16 @@ from typing import Any, TypeVar, get_type_hints
 
 import rich_click as click
 
-from fedcsd.cli_options import MACHINE, free_name, gather, overwrite_option, set_option, setting_options
+from fedcsd.cli_options import (
+    MACHINE,
+    experiment_argument,
+    free_name,
+    gather,
+    out_option,
+    overwrite_option,
+    set_option,
+    setting_options,
+)
 from fedcsd.config import TABLES, layered
 from fedcsd.deploy.settings import Deployment, deployment_of
 from fedcsd.errors import UserError
@@ -45,7 +54,7 @@ def deploy() -> None:
 
 
 @deploy.command()
-@click.argument("experiment", required=False, type=click.Path(path_type=Path), metavar="[EXPERIMENT.toml]")
+@experiment_argument
 @click.option(
     "--nodes",
     type=click.IntRange(1, 64),
@@ -57,11 +66,7 @@ def deploy() -> None:
     metavar="NAME[:PRESET][:OPTION=VALUE]…",
     help="as for `fedcsd run`  [dim](default: fedcsd)[/dim]",
 )
-@click.option(
-    "--out",
-    type=click.Path(path_type=Path),
-    help="run directory  [dim](default: runs/METHOD-DATA, numbered)[/dim]",
-)
+@out_option
 @click.option(
     "--resume", type=click.Path(path_type=Path), metavar="RUN", help="go on with a run that was cut off"
 )
@@ -95,7 +100,7 @@ def local(
     check_flower()
     given = {key: options.pop(key) for key in list(options) if key in Deployment.__dataclass_fields__}
     given = {key: value for key, value in given.items() if value is not None}
-    values = gather(experiment, {} if method is None else {"method": method}, options, assignments)
+    values = gather(experiment, {"method": method, **options}, assignments)
 
     from fedcsd.cli import show_finished
     from fedcsd.console import Training

@@ -96,17 +96,25 @@ def set_option_like(example: str) -> Callable[[Any], Any]:
     )
 
 
+experiment_argument = click.argument(
+    "experiment", required=False, type=click.Path(path_type=Path), metavar="[EXPERIMENT.toml]"
+)
+out_option = click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    help="run directory  [dim](default: runs/METHOD-DATA, numbered)[/dim]",
+)
 set_option = set_option_like("method.mu=0.01")
 overwrite_option = click.option("--overwrite", is_flag=True, help="replace what is at --out")
 
 
 def gather(
-    experiment: Path | None, named: dict[str, Any], options: dict[str, Any], assignments: tuple[str, ...]
+    experiment: Path | None, options: Mapping[str, Any], assignments: tuple[str, ...]
 ) -> dict[str, Any]:
     """All layers of settings on top of each other."""
     from_file = read_toml(experiment) if experiment else {}
     given = {key: value for key, value in options.items() if value is not None}
-    return layered(from_file, named, given, parse_assignments(assignments))
+    return layered(from_file, given, parse_assignments(assignments))
 
 
 def parse_seeds(text: str | None, assignments: tuple[str, ...] = ()) -> tuple[int, ...] | None:

@@ -275,7 +275,7 @@ def parse_stand_ins(given: Sequence[str]) -> dict[str, str]:
 
 def overrides_of(options: dict[str, Any], assignments: tuple[str, ...]) -> dict[str, Any]:
     """Settings in place of the scale's; those that the tables vary are not for the taking."""
-    values = gather(None, {}, options, assignments)
+    values = gather(None, options, assignments)
     for key in values:
         if key in ("method", *FIXED) and not (key == "data" and "name" not in values["data"]):
             other = f"; --stand-in {next(iter(TITLES))}=… trains on other data" if key == "data" else ""
