@@ -187,8 +187,7 @@ def _about(entries: Mapping[str, Any], without: Mapping[str, Any], experiment: E
     """What the table's notes need to know of the methods; `without` are they without shared options."""
     untrained, shared, layout = set(), {}, experiment.network.layout
     for label, choice in entries.items():
-        made = make_method(choice) if isinstance(choice, Mapping) else choice
-        method = made() if isinstance(made, type) else made
+        method = method_of(choice)
         if isinstance(method, PartlyLocal) and method.local(layout).any():
             untrained.add(label)
         if isinstance(choice, Mapping):
@@ -197,6 +196,13 @@ def _about(entries: Mapping[str, Any], without: Mapping[str, Any], experiment: E
             shared[label] = {key: value for key, value in new.items() if value != defaults[key]}
     settings = told(config_of(experiment))
     return About(experiment.data.classes, frozenset(untrained), shared, settings)
+
+
+def method_of(choice: Any) -> Method:
+    """The method that a table, a class or an object from Python stands for."""
+    method = make_method(choice) if isinstance(choice, Mapping) else choice
+    made: Method = method() if isinstance(method, type) else method
+    return made
 
 
 @contextmanager

@@ -20,14 +20,14 @@ from fedcsd.analysis.figures import COLOURS, PAGE, dress, lettered, look, printe
 from fedcsd.analysis.forgetting import Forgetting, counts
 from fedcsd.analysis.plots import method_label
 from fedcsd.analysis.rows import told
-from fedcsd.analysis.start import cohort_of, next_round, observable, ready
+from fedcsd.analysis.start import Report, cohort_of, next_round, observable, ready
 from fedcsd.backends import Backend
 from fedcsd.began import check_there
-from fedcsd.comparison import Choice, choices_of
+from fedcsd.comparison import Choice, choices_of, method_of
 from fedcsd.data.partition import counts_of
 from fedcsd.errors import Diverged, RunStopped
 from fedcsd.exchange import Reply
-from fedcsd.experiments import FROM_PYTHON, config_of, make_method
+from fedcsd.experiments import FROM_PYTHON, config_of
 from fedcsd.federation import Experiment
 from fedcsd.jobs import Run
 from fedcsd.methods import Method
@@ -41,9 +41,6 @@ from fedcsd.weights import Mean, Weights
 PAPER = ("fedavg", "feature_distillation", "logit_distillation", "fedcsd")
 IMAGES = 10_000  # test images that models are compared on, the first ones
 HISTORY = ("test_accuracy", "train_accuracy", "local_accuracy", "local_train_accuracy")
-
-Report = Callable[[str, int, int], object]
-"""Told what is at work, and how many of how many local trainings are done."""
 
 
 @dataclass(frozen=True)
@@ -222,11 +219,8 @@ def study(
     steps = Steps(report, len(entries) * len(setting.clients))
     for label, choice in entries.items():
         steps.begin(label)
-        method = make_method(choice) if isinstance(choice, Mapping) else choice
         try:
-            curves[label], after[label] = setting.round_of(
-                method() if isinstance(method, type) else method, steps
-            )
+            curves[label], after[label] = setting.round_of(method_of(choice), steps)
         except Diverged as error:
             raise RunStopped(f"{label}: {error.divergence.message}: try fewer --epochs") from error
     history = [{key: r[key] for key in ("round", *HISTORY) if r.get(key) is not None} for r in start.history]

@@ -22,6 +22,9 @@ from fedcsd.runs import RunDirectory
 from fedcsd.training import Observer
 from fedcsd.weights import Values, Weights
 
+Report = Callable[[str, int, int], object]
+"""Told what is at work, and how many of how many pieces of work are done."""
+
 HERE = {"device": "cpu", "precision": "fp32", "engine": "auto", "compile": False}  # wherever this is
 
 

@@ -5,7 +5,7 @@ latter, with cross-entropy alone and with the full local loss.
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedcsd import seeds
 from fedcsd.analysis.figures import COLOURS, COLUMN, PAGE, lettered, printed
-from fedcsd.analysis.start import cohort_of, next_round, observable, ready
+from fedcsd.analysis.start import Report, cohort_of, next_round, observable, ready
 from fedcsd.data.partition import counts_of
 from fedcsd.errors import UserError, note
 from fedcsd.exchange import Reply
@@ -30,9 +30,6 @@ from fedcsd.weights import Weights
 NEIGHBOURS = 10
 LABELLED = 20  # classes whose clouds bear their name
 PALETTE = (*COLOURS, "#882255", "#AAAAAA")
-
-Report = Callable[[str, int, int], object]
-"""Told what is at work, and how many of how many pieces of work are done."""
 
 
 @dataclass(frozen=True)
