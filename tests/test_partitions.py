@@ -14,7 +14,7 @@ import fedcsd as package
 from fedcsd.config import Settings
 from fedcsd.data import Groups
 from fedcsd.data import split as split_by
-from fedcsd.data.partition import hold_out
+from fedcsd.data.partition import hold_out, packed
 from fedcsd.errors import UserError
 from fedcsd.exchange import Request
 from fedcsd.federation import Federation, cohort, failing
@@ -68,10 +68,8 @@ def test_by_column_and_saved(tmp_path: Path) -> None:
     groups = Groups(["a", "b", "c"], torch.from_numpy(np.arange(4000) % 3))
     parts = deal("column", groups=groups, clients=10)
     assert [set((p % 3).tolist()) for p in parts] == [{0}, {1}, {2}]
-    from fedcsd.runs import write_partition
-
     train, held = hold_out(parts, 0.1, 0)
-    write_partition(tmp_path / "p.npz", train, held, 4000)
+    (tmp_path / "p.npz").write_bytes(packed(train, held, 4000))
     again = deal("saved", file=str(tmp_path / "p.npz"))
     assert [sorted(a.tolist()) for a in again] == [sorted(p.tolist()) for p in parts]
     with pytest.raises(UserError, match="is of 4000 training samples, this data has 100"):

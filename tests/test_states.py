@@ -157,7 +157,7 @@ def test_flushed_before_the_checkpoint_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
     flushed: set[str] = set()
-    flush, write, checkpoints = states._flush, runs.write_whole, []
+    flush, write, checkpoints = states.flush, runs.write_whole, []
 
     def flushing(path: Path) -> None:
         flushed.add(path.name)
@@ -170,7 +170,7 @@ def test_flushed_before_the_checkpoint_is_written(
             assert wanted | {"clients", path.parent.parent.name} <= flushed
             checkpoints.append(path)
 
-    monkeypatch.setattr(states, "_flush", flushing)
+    monkeypatch.setattr(states, "flush", flushing)
     monkeypatch.setattr(runs, "write_whole", writing)
     path, given = tmp_path / "run", {"data": blobs(), "method": Keeping()}
     if first == "memory":

@@ -99,7 +99,7 @@ def half(self, path, content):
 if place == "state":  # half a state is written
     states.DiskStates._write = die_at(states.DiskStates._write, before=half)
 elif place == "flush":
-    states._flush = die_at(states._flush)
+    states.flush = die_at(states.flush)
 elif place == "checkpoint":  # the states are flushed, the checkpoint is not written
     runs.RunDirectory.checkpoint = die_at(runs.RunDirectory.checkpoint)
 elif place == "sweep":  # the checkpoint is written, some files are not removed

@@ -178,19 +178,17 @@ def taken_up(path: Path, values: Mapping[str, Any], given: Mapping[str, Any]) ->
 def carried_out(plan: Mapping[str, Any], port: int, watch: Any) -> Any:
     """Start the processes, run, and stop them; the finished run."""
     from fedcsd import jobs
-    from fedcsd.deploy.local import FOLDER, Federation, tidy
+    from fedcsd.deploy.local import FOLDER, Federation
     from fedcsd.places import sigterm_as_interrupt
-    from fedcsd.runs import RunDirectory
+    from fedcsd.runs import RunDirectory, writing_to
 
     out: Path = plan["out"]
     folder = out / FOLDER
     again = f"fedcsd deploy local --resume {shlex.quote(str(out))}"
     if not plan["config"].get("resume"):
         shutil.rmtree(folder, ignore_errors=True)
-    try:
+    with writing_to(out):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    except OSError as error:
-        raise UserError(f"cannot write to {out}: {error.strerror or error}: choose another --out") from None
     try:
         with sigterm_as_interrupt(), Federation(folder, plan["nodes"], port=port) as federation:
             watch.stage(f"starting a SuperLink and {plan['nodes']} SuperNodes on {federation.address}")
@@ -207,10 +205,10 @@ def carried_out(plan: Mapping[str, Any], port: int, watch: Any) -> Any:
         raise
     finally:
         if not (out / "config.toml").exists():  # nothing came of it
-            tidy(folder)
+            shutil.rmtree(folder, ignore_errors=True)
             with suppress(OSError):
                 out.rmdir()
-    tidy(folder)
+    shutil.rmtree(folder, ignore_errors=True)  # keys, copies and logs: of no use any more
     return jobs.load_run(out)
 
 

@@ -18,7 +18,7 @@ from fedcsd.jobs import Job, Run, attempt, begin, load_run, take_up
 from fedcsd.methods import Method, methods
 from fedcsd.methods._partly_local import PartlyLocal
 from fedcsd.naming import free, labelled, method_table, short
-from fedcsd.runs import RunDirectory, write_whole
+from fedcsd.runs import RunDirectory, names_in, write_whole, writing_to
 
 FILES = ("comparison.md", "comparison.csv", "comparison.tex", "comparison.json", "curves.png", "report.html")
 
@@ -213,15 +213,11 @@ def _claimed(folder: Path | None) -> Iterator[None]:
         return
     directory = RunDirectory(folder)
     try:
-        try:
+        with writing_to(folder):
             folder.mkdir(parents=True, exist_ok=True)
             directory.lock()
             for name in FILES:
                 (folder / name).unlink(missing_ok=True)
-        except OSError as error:
-            raise UserError(
-                f"cannot write to {folder}: {error.strerror or error}: choose another --out"
-            ) from None
         yield
     finally:
         directory.unlock()
@@ -304,14 +300,7 @@ def run_name(label: str, seed: int) -> str:
 
 def _check_folder(folder: Path) -> None:
     """Refuse a place where the tables would replace anything but those of an earlier comparison."""
-    try:
-        if folder.exists() and not folder.is_dir():
-            raise UserError(f"{folder} is a file: choose another --out")
-        there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    except OSError as error:
-        raise UserError(
-            f"cannot write to {folder}: {error.strerror or error}: choose another --out"
-        ) from None
+    there = names_in(folder)
     if _is_run(folder):
         raise UserError(f"{folder} holds a run, not a comparison: choose another --out")
     own = [name for name in FILES if name in there]

@@ -20,7 +20,7 @@ import time
 import tomllib
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,6 +34,7 @@ from fedcsd.data.partition import Counts, Rows, packed, unpacked
 from fedcsd.errors import Busy, Divergence, UserError, no_run, note
 from fedcsd.packing import Torn, finite, header_of, pack, unpack
 from fedcsd.provenance import facts
+from fedcsd.states import flush
 from fedcsd.weights import Layout, Value
 
 T = TypeVar("T")
@@ -69,19 +70,25 @@ def write_whole(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(temporary, path)
     finally:
-        with suppress(FileNotFoundError):
-            temporary.unlink()
-    directory = os.open(path.parent, os.O_RDONLY)
+        temporary.unlink(missing_ok=True)
+    flush(path.parent)
+
+
+@contextmanager
+def writing_to(path: Path) -> Iterator[None]:
+    """What keeps the place that --out names from being written, as one line."""
     try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+        yield
+    except OSError as error:
+        raise UserError(f"cannot write to {path}: {error.strerror or error}: choose another --out") from None
 
 
-def write_partition(
-    path: Path, train: list[Rows], held: list[Rows], samples: int, counts: Counts | None = None
-) -> None:
-    write_whole(path, packed(train, held, samples, counts))
+def names_in(path: Path) -> set[str]:
+    """What is in the folder that --out names; nothing if it is not there yet."""
+    with writing_to(path):
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path} is a file: choose another --out")
+        return {p.name for p in path.iterdir()} if path.is_dir() else set()
 
 
 def _versions(path: Path) -> dict[str, Any]:
@@ -112,7 +119,7 @@ class RunDirectory:
         """A new run directory with its config and partition; never over one that exists, unless told."""
         run = cls(path)
         run.check_free(overwrite)
-        try:
+        with writing_to(path):
             path.mkdir(parents=True, exist_ok=True)
             run.lock()
             run._clear()
@@ -123,25 +130,14 @@ class RunDirectory:
                     f"{path} has {free / 1e6:.0f} MB free and the run needs about {needed / 1e6:.0f} MB: "
                     "free some space or choose another --out"
                 )
-            write_partition(path / "partition.npz", *partition)
+            write_whole(path / "partition.npz", packed(*partition))
             write_whole(path / "config.toml", tomli_w.dumps({**config, **facts(config["device"])}).encode())
-        except OSError as error:
-            raise UserError(
-                f"cannot write to {path}: {error.strerror or error}: choose another --out"
-            ) from None
         return run
 
     def check_free(self, overwrite: bool) -> None:
         """Refuse a place that holds anything but what an earlier run, or the start of one, left there."""
         path = self.path
-        try:
-            if path.exists() and not path.is_dir():
-                raise UserError(f"{path} is a file: choose another --out")
-            content = {p.name for p in path.iterdir() if p.name != "lock"} if path.is_dir() else set()
-        except OSError as error:
-            raise UserError(
-                f"cannot write to {path}: {error.strerror or error}: choose another --out"
-            ) from None
+        content = names_in(path) - {"lock"}
         if (is_run := "fedcsd" in _versions(path / "config.toml")) and not overwrite:
             raise UserError(
                 f"{path} holds a run already: {self.again} goes on with it, --overwrite replaces it, or choose another --out"
@@ -300,7 +296,7 @@ class RunDirectory:
         with suppress(FileNotFoundError), open(self.path / "metrics.jsonl", "ab") as file:
             os.fsync(file.fileno())  # what a checkpoint has behind it is measured for good
         write_whole(self._checkpoint_path(header["round"]), pack(header, values, checksum=True))
-        for _, path in list(self._checkpoints())[CHECKPOINTS_KEPT:]:
+        for _, path in self._checkpoints()[CHECKPOINTS_KEPT:]:
             path.unlink(missing_ok=True)
         self._sweep()
         self._saved = time.monotonic()
@@ -353,13 +349,13 @@ class RunDirectory:
     def _checkpoint_path(self, round: int) -> Path:
         return self.path / "checkpoints" / f"round-{round:06d}.safetensors"
 
-    def _checkpoints(self) -> Iterator[tuple[int, Path]]:
+    def _checkpoints(self) -> list[tuple[int, Path]]:
         """Newest first."""
         found = [
             (int(p.stem.partition("-")[2]), p)
             for p in (self.path / "checkpoints").glob("round-*.safetensors")
         ]
-        return iter(sorted(found, reverse=True))
+        return sorted(found, reverse=True)
 
     @property
     def rounds_saved(self) -> int:

@@ -197,9 +197,9 @@ class DiskStates(States):
     def save(self, round: int) -> tuple[Saved, dict[str, Value]]:
         new = [version for version in self._versions.items() if version[1] > self._saved]
         for version in new:
-            _flush(self.folder / file_name(*version))
+            flush(self.folder / file_name(*version))
         for folder in (self.folder, self.folder.parent) if new else ():
-            _flush(folder)
+            flush(folder)
         self._saved = round
         return {"clients": {str(client): round for client, round in self._versions.items()}}, {}
 
@@ -219,7 +219,7 @@ def _by_client(values: Mapping[str, Value]) -> dict[int, Values]:
     return dict(states)
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
     """Have a file, or the names in a folder, outlast a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -158,8 +157,3 @@ def alive(process: int) -> bool:
     except PermissionError:
         return True
     return True
-
-
-def tidy(folder: Path) -> None:
-    """After a finished run its keys, copies and logs are of no use."""
-    shutil.rmtree(folder, ignore_errors=True)
