@@ -11,11 +11,7 @@ from fedcsd.methods.base import Ask, Method, Server
 
 def _method_of(module: ModuleType) -> type[Method]:
     """The method that a file defines: its one public subclass of Method."""
-    found = [
-        c
-        for c in vars(module).values()
-        if isinstance(c, type) and issubclass(c, Method) and c.__module__ == module.__name__
-    ]
+    found = list(_own.methods_in(module).values())
     assert len(found) == 1, f"{module.__name__} must define one method, it defines {len(found)}"
     return found[0]
 

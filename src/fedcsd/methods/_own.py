@@ -155,13 +155,18 @@ def _in_short(error: BaseException) -> str:
     return f"{text}: write @dataclass(frozen=True)" if "cannot inherit non-frozen dataclass" in text else text
 
 
-def class_of(module: ModuleType, name: str, where: str) -> type[Method]:
-    """The method of this name in a module, or its only one; checked for what every method must have."""
-    own = {
+def methods_in(module: ModuleType) -> dict[str, type[Method]]:
+    """The methods that a module defines itself, by name."""
+    return {
         n: c
         for n, c in vars(module).items()
         if isinstance(c, type) and issubclass(c, Method) and c.__module__ == module.__name__
     }
+
+
+def class_of(module: ModuleType, name: str, where: str) -> type[Method]:
+    """The method of this name in a module, or its only one; checked for what every method must have."""
+    own = methods_in(module)
     if name:
         made = vars(module).get(name)
         if made is None:
