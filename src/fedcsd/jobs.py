@@ -24,7 +24,7 @@ from fedcsd.methods import Method
 from fedcsd.methods._own import digest_of
 from fedcsd.naming import parse
 from fedcsd.places import Place, here, sigterm_as_interrupt
-from fedcsd.runs import RunDirectory
+from fedcsd.runs import AFTER_DIVERGENCE, RunDirectory
 from fedcsd.tracking import EachRound, OnRound
 from fedcsd.weights import Value, Weights
 
@@ -156,11 +156,7 @@ def take_up(
             raise UserError(
                 f"{key} cannot change in a run: start a new one, or change {', '.join(CHANGEABLE)}"
             )
-    if directory.summary is not None and changes.get("rounds", 0) <= directory.summary["rounds"]:
-        without_effect = sorted({"lr", "on_divergence"} & changes.keys())
-        if without_effect:
-            flag = "--" + without_effect[0].replace("_", "-")
-            raise UserError(f"{path} is finished, {flag} would have no effect: give --rounds as well")
+    if _is_finished(directory, changes):
         return None
     if ("deploy" in directory.config) != deployed:
         raise UserError(
@@ -188,6 +184,19 @@ def take_up(
         directory.unlock()
         raise
     return Job(experiment, config_of(experiment), directory, history, saved)
+
+
+def _is_finished(directory: RunDirectory, changes: Mapping[str, Any]) -> bool:
+    """Whether no round is left to train; what would have no effect then is refused."""
+    if directory.summary is None or changes.get("rounds", 0) > directory.summary["rounds"]:
+        return False
+    for key in AFTER_DIVERGENCE:
+        if key in changes:
+            flag = "--" + key.replace("_", "-")
+            raise UserError(
+                f"{directory.path} is finished, {flag} would have no effect: give --rounds as well"
+            )
+    return True
 
 
 def resume(
