@@ -6,9 +6,9 @@
     python benchmarks/scale.py --device cuda                # clients one after another on a GPU
 
 FedAvg on images made here (a noisy pattern a class), through `fedcsd.jobs`: the same path that
-`fedcsd run --out` takes, with a line of metrics and a checkpoint on disk after every round. Every
-point is measured in a process of its own. The first round is not counted. Seconds are medians, shares
-are of the middle half of the rounds. Times of a busy machine are not worth much.
+`fedcsd run --out` takes, with a line of metrics after every round and checkpoints on disk. Every point
+is measured in a process of its own. The first round is not counted. Seconds are medians, shares are of
+the middle half of the rounds. Times of a busy machine are not worth much.
 
     cohort      10 to 10,000 clients that hold 6 images each, 10 of them a round, 10 epochs of one batch
     everyone    10 to 10,000 clients that share 10,000 images, all of them in every round, batches of 10
@@ -26,7 +26,7 @@ wall seconds. It consists of:
     messages     lanes idle for dealing, packing, pipes and unpacking (on a GPU: copies to and from it)
     aggregation  lanes idle while the server takes in replies, and what it does after the last one
     evaluation   the global model on 2,000 test images, on the same lanes
-    metrics      accuracies by client, and the line in metrics.jsonl (with fsync)
+    metrics      accuracies by client, and the line in metrics.jsonl
     checkpoint   the checkpoint on disk (with fsync)
     rest         everything else
 

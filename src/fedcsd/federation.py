@@ -53,7 +53,7 @@ class Experiment:
 
     settings: Settings
     tables: dict[str, dict[str, Any]]
-    """names and options of data, model and partition, as they are written into the config"""
+    """names and options of data, model and partition, and the method's name if it has one, for the config"""
     method: Method
     data: Dataset
     parts: list[Rows]

@@ -212,7 +212,8 @@ def resume(
 
     Objects that were given from Python must be given again. Where a method's file or the data has moved,
     `method` and `data` say where it is now. `changes` may be rounds (to train for longer than was meant),
-    lr, on_divergence, checkpoint_every, workers and client_state, and data_dir if that has moved.
+    lr, on_divergence, checkpoint_every, workers, client_state, tensorboard and mlflow, and data_dir if that
+    has moved.
     """
     objects = {"method": method, "data": data, "model": model}
     changes |= {key: objects[key] for key in ("method", "data") if isinstance(objects[key], (str, Path))}

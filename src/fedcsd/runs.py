@@ -190,7 +190,7 @@ class RunDirectory:
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings and facts that the run began with."""
+        """The settings and facts of the run, with what was changed since it began."""
         try:
             return tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:

@@ -1,6 +1,6 @@
 """Clients on one GPU, in this process: one after another, in lanes, or stacked.
 
-The data lies on the device once; requests are moved there, replies back to the CPU. How the clients
+The data lies on the device once; requests are moved there, replies to where the server is. How the clients
 share the device is the engine's matter (see fedcsd.engines): `eager` takes one client after another,
 `graphs` has lanes, each a CUDA stream with recorded steps, and `stacked` trains many clients as one.
 `auto` trains the first cohort with each of the last two and keeps the faster.

@@ -47,7 +47,7 @@ def _node(context: Context) -> "Node":
 
 def make_app(mods: Sequence[Callable[..., Any]] = ()) -> ClientApp:
     """The app. Flower's mods, such as LocalDpMod, go around training: the server has to be told with
-    `clipping_norm` that they are there."""
+    `mods` or `clipping_norm` that they are there."""
     app = ClientApp()
     app.train(mods=list(mods))(answer)
     app.query()(answer)
