@@ -170,10 +170,10 @@ def _last(run: Seen, key: str) -> list[Any] | None:
     return None
 
 
-def _mean(lists: Sequence[Sequence[Any]], factor: float = 100.0) -> list[float | None]:
-    """Place by place, over what is known."""
+def _mean(lists: Sequence[Sequence[Any]]) -> list[float | None]:
+    """Place by place, over what is known, in percent."""
     columns = [[v for v in some if isinstance(v, (int, float))] for some in zip(*lists, strict=False)]
-    return [round(factor * sum(some) / len(some), 2) if some else None for some in columns]
+    return [round(100.0 * sum(some) / len(some), 2) if some else None for some in columns]
 
 
 def _classes(groups: Mapping[str, Sequence[Seen]]) -> list[Json]:
@@ -308,30 +308,20 @@ def _progress(found: Found) -> Json:
     runs = [run for some in found.groups.values() for run in some]
     going = [run for run in runs if not run.ended]
     over = found.whole and bool(runs) and not going
-    state: Json = {
-        "over": over,
-        "done": 0,
-        "rounds": 0,
-        "left": None,
-        "run": "",
-        "updated": None,
-        "more": not found.whole,
-    }
+    state: Json = {"over": over, "runs": len(runs), "run": "", "done": 0, "rounds": 0, "left": None}
     if not going:
-        state["runs"] = len(runs)
         return state
     run = max(going, key=_modified)
     recent = [float(r["seconds"]) for r in run.history[-RECENT:]]
+    pace = sum(recent) / len(recent) if recent else None
     done, rounds = len(run.history), int(run.config["rounds"])
-    left = sum(recent) / len(recent) * (rounds - done) if recent else None
     return state | {
+        "run": run.path.name,
         "done": done,
         "rounds": rounds,
-        "left": left,
-        "run": run.path.name,
+        "left": None if pace is None else pace * (rounds - done),
         "updated": _modified(run),
-        "pace": sum(recent) / len(recent) if recent else None,
-        "runs": len(runs),
+        "pace": pace,
     }
 
 
