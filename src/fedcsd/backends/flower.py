@@ -62,7 +62,7 @@ class FlowerBackend:
             return message.parcel(header, client, everything=everything, weights=always)
 
         def read(client: int, parcel: Parcel) -> Reply:
-            reply = self.checks.reply(parcel, request, client, self._samples(client))
+            reply = self.checks.reply(parcel, request, client, len(self.experiment.parts[client]))
             self.holdings.holds(client, request)
             self.tally["lost_states"] += bool(parcel.header.get("lost"))
             return reply
@@ -116,9 +116,6 @@ class FlowerBackend:
 
     def _about(self, client: int) -> Mapping[str, Any]:
         return self.roster.about[self.roster.nodes[client]]
-
-    def _samples(self, client: int) -> int:
-        return len(self.experiment.parts[client])
 
     def _header(self, client: int, kind: str, round: int) -> dict[str, Any]:
         header = {**self.roster.hello, "kind": kind, "client": client, "round": round}

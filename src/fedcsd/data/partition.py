@@ -47,7 +47,7 @@ class Deal:
     min_samples: int
     random: np.random.Generator
 
-    def until_large_enough(self, attempt: Callable[[], list[Rows]], advice: str) -> list[Rows]:
+    def until_large_enough(self, attempt: Callable[[], list[Rows]]) -> list[Rows]:
         """Try again until the smallest client has enough samples, but not for ever."""
         for _ in range(TRIES):
             parts = attempt()
@@ -55,13 +55,13 @@ class Deal:
                 return parts
         raise UserError(
             f"no partition in {TRIES} tries gave each of {self.clients} clients {self.min_samples} samples "
-            f"at beta {self.beta:g}: {advice}, or try another --partition-seed"
+            f"at beta {self.beta:g}: raise --beta, lower --clients or --min-samples, or try another --partition-seed"
         )
 
 
 def dirichlet(deal: Deal) -> list[Rows]:
     """Label skew: each class is dealt in shares drawn from Dir(beta); a client that has its fair share gets no more."""
-    return deal.until_large_enough(lambda: _dirichlet(deal), "raise --beta, lower --clients or --min-samples")
+    return deal.until_large_enough(lambda: _dirichlet(deal))
 
 
 def _dirichlet(deal: Deal) -> list[Rows]:
@@ -94,7 +94,7 @@ def quantity(deal: Deal) -> list[Rows]:
         cuts = (np.cumsum(shares)[:-1] * len(deal.labels)).astype(np.int64)
         return list(np.split(deal.random.permutation(len(deal.labels)), cuts))
 
-    return deal.until_large_enough(attempt, "raise --beta, lower --clients or --min-samples")
+    return deal.until_large_enough(attempt)
 
 
 def classes(deal: Deal, *, per_client: int = 2) -> list[Rows]:

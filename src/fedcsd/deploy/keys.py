@@ -22,7 +22,7 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
     issuer = _name("fedcsd federation")
     ca = _builder(issuer, issuer, authority.public_key())
     ca = ca.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    ca = ca.add_extension(_usage(signs=True), critical=True)
+    ca = ca.add_extension(_usage(), critical=True)
     names = x509.SubjectAlternativeName([_alternative(host) for host in hosts])
     own = _builder(_name(hosts[0]), issuer, server.public_key())
     own = own.add_extension(names, critical=False)
@@ -70,7 +70,7 @@ def _name(text: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text[:64])])
 
 
-def _usage(*, signs: bool) -> x509.KeyUsage:
+def _usage() -> x509.KeyUsage:
     unused = dict.fromkeys(
         (
             "content_commitment",
@@ -82,7 +82,7 @@ def _usage(*, signs: bool) -> x509.KeyUsage:
         ),
         False,
     )
-    return x509.KeyUsage(digital_signature=True, key_cert_sign=signs, crl_sign=signs, **unused)
+    return x509.KeyUsage(digital_signature=True, key_cert_sign=True, crl_sign=True, **unused)
 
 
 def _alternative(host: str) -> x509.GeneralName:

@@ -32,7 +32,7 @@ def begin(session: "Session") -> tuple[jobs.Job | None, Roster]:
     """Ask the sites what they have, agree on what must be the same for all, and start or go on."""
     options = parse_assignments(str(session.config.get("data_options", "")).split(), "data_options")
     hello = {**session.hello, "config": {"data_options": options}}
-    roster = Roster(session.post, hello, lambda about: _checked(about))
+    roster = Roster(session.post, hello, _checked)
     if session.resume:
         agreed = RunDirectory.open(session.out).config["deploy"]["agreed"]
         values, given = with_sites(session.values, agreed)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fedcsd.kernels.build import library
-from fedcsd.kernels.convolution import How, Shape, _suits, memory
+from fedcsd.kernels.convolution import Shape, _suits, memory
+from fedcsd.kernels.cuda import How
 
 CHUNK = 64  # images that go through all layers at a time where no gradient is needed
 DENSE = 1 << 19  # weights of the largest matrix that is multiplied here

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from fedcsd.kernels import cuda
 from fedcsd.kernels.build import library
+from fedcsd.kernels.cuda import How
 
 
 def convolution(
@@ -113,8 +114,6 @@ def transformed() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
-How = tuple[int, int, bool]
-"""padding, pool, relu"""
 Need = tuple[bool, bool, bool]
 """whose gradient is needed: that of x, weight, bias"""
 

@@ -83,7 +83,7 @@ def markdown(report: Report, folder: Path, pictures: list[Path]) -> str:
         texts = [f"- {one_line(text)}" for text in texts if text]
         lines += ["", f"## {title}", "", *texts] if texts else []
     for run in {outcome.path.parent for outcome in report.outcomes.values()}:
-        where = _relative(run, folder)
+        where = os.path.relpath(run, folder)
         lines += ["", f"The runs are in [{where}]({where}); `results.json` says which cell is of which run."]
     return "\n".join(lines) + "\n"
 
@@ -176,7 +176,7 @@ def to_json(report: Report, folder: Path) -> dict[str, Any]:
             for measured in report.parts
         ],
         "runs": {
-            _relative(outcome.path, folder): _run(outcome)
+            os.path.relpath(outcome.path, folder): _run(outcome)
             for outcome in {o.path: o for o in report.outcomes.values()}.values()
         },
         "commit": commit(),
@@ -201,7 +201,7 @@ def _cell(result: Result, report: Report, folder: Path) -> dict[str, Any]:
         "implied": cell.implied,
         "suspect": cell.suspect,
         "difference": _finite(result.difference),
-        "runs": [_relative(path, folder) for path in paths],
+        "runs": [os.path.relpath(path, folder) for path in paths],
         "notes": list(result.notes),
     }
 
@@ -237,7 +237,3 @@ def _run(outcome: Outcome) -> dict[str, Any]:
 
 def _rounded(value: Any) -> Any:
     return float(f"{value:.6g}") if isinstance(value, float) and math.isfinite(value) else value
-
-
-def _relative(path: Path, folder: Path) -> str:
-    return os.path.relpath(path, folder)
