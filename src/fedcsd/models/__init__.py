@@ -51,7 +51,7 @@ def find_own(name: str) -> Callable[..., nn.Module]:
     if not module or not attribute or module.endswith(".py"):
         raise UserError(f"model {name!r}: give package.module:factory, without .py")
     if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
+        sys.path.append(str(Path.cwd()))  # last: a file here hides none of Python's
     try:
         found: Callable[..., nn.Module] = getattr(import_module(module), attribute)
     except ImportError as error:
