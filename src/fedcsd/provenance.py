@@ -51,9 +51,9 @@ def _processor() -> str:
 
 
 @cache
-def package() -> str:
+def package(here: Path = Path(__file__).parent) -> str:
     """Tells versions of the code that trains apart, whether they have a version's number or not."""
-    here, found = Path(__file__).parent, blake2b(digest_size=8)
+    found = blake2b(digest_size=8)
     files = {file.relative_to(here).as_posix(): file for end in ENDS for file in here.rglob(f"*{end}")}
     for name in sorted(name for name in files if name.partition("/")[0] in TRAINS):
         found.update(f"{name}\n".encode() + files[name].read_bytes())

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from conftest import Fedcsd
 from PIL import Image
 
+from fedcsd import provenance
 from fedcsd.errors import Note, UserError
 from fedcsd.federation import Watch
 from fedcsd.paper.exhibits import EXHIBITS, PRINTED, TITLES, Point
@@ -118,6 +120,19 @@ def test_the_second_call_trains_nothing_and_tables_share_runs(make: Callable[...
     assert "fedcsd cifar100 β 0.5 seed 0" not in again.labels
     assert all(label.startswith("fedcsd:") for label in trained if "β 0.5" in label)
     assert not any((path / "checkpoints").exists() for path in (out / "runs").iterdir())
+
+
+def test_runs_of_other_code_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    only = parse_only("method=fedavg,beta=0.5,data=cifar100")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Note)
+        for _ in range(2):
+            made = reproduce(["table1"], choices(), tmp_path, only=only)
+    (run,) = json.loads((made[0].files[0].parent / "results.json").read_text())["runs"].values()
+    assert run["versions"]["package"] == provenance.package()
+    monkeypatch.setattr(provenance, "package", lambda: "changed")
+    with pytest.warns(Note, match="other code of fedcsd than this: 1 of the 1 runs that are there"):
+        reproduce(["table1"], choices(), tmp_path, only=only, train=False)
 
 
 def test_the_numbers_are_those_of_the_runs(make: Callable[..., Made]) -> None:
