@@ -1,7 +1,10 @@
 """A GPU trains what the CPU trains: every engine, within rounding. Left out where there is no GPU."""
 
+import _thread
 import gc
 import math
+import threading
+import time
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -351,6 +354,27 @@ def test_a_resumed_run_goes_on_to_the_same_bits(engine: str, tmp_path: Path) -> 
     assert resumed.summary["engine"] == engine
     for name, tensor in whole.weights.items():
         assert torch.equal(tensor, resumed.weights[name])
+
+
+def test_ctrl_c_does_not_wait_for_the_steps_that_clients_have_before_them() -> None:
+    def took(interrupted: bool = False) -> float:
+        prepared = experiment(FedAvg(), epochs=1000, lr=0.001, device="cuda", engine="graphs")
+        backend = DeviceBackend(prepared.site(), "graphs")
+        federation = Federation(prepared, backend)
+        federation.step()  # records the steps
+        started = time.perf_counter()
+        if interrupted:
+            threading.Timer(whole / 10, _thread.interrupt_main).start()
+            with pytest.raises(KeyboardInterrupt):
+                federation.step()
+        else:
+            federation.step()
+        seconds = time.perf_counter() - started
+        backend.close()
+        return seconds
+
+    whole = took()
+    assert took(interrupted=True) < whole / 2
 
 
 def test_memory_does_not_grow_with_clients() -> None:

@@ -214,6 +214,9 @@ class Lanes:
         try:
             for client in clients:
                 yield dealt.wait_for(client)
+        except KeyboardInterrupt:
+            self.launcher.close()  # the steps that clients have before them are not waited for
+            raise
         finally:
             dealt.stop()
             wait(working)
