@@ -1,8 +1,8 @@
 """A GPU trains what the CPU trains: every engine, within rounding. Left out where there is no GPU."""
 
-import _thread
 import gc
 import math
+import signal
 import threading
 import time
 import warnings
@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 import fedcsd
 from fedcsd.analysis.drift import Meter
-from fedcsd.backends import streams
+from fedcsd.backends import memory, streams
 from fedcsd.backends.device import DeviceBackend
 from fedcsd.engines import Batch
 from fedcsd.errors import MethodFailed, RunStopped
@@ -357,24 +357,63 @@ def test_a_resumed_run_goes_on_to_the_same_bits(engine: str, tmp_path: Path) -> 
 
 
 def test_ctrl_c_does_not_wait_for_the_steps_that_clients_have_before_them() -> None:
-    def took(interrupted: bool = False) -> float:
-        prepared = experiment(FedAvg(), epochs=1000, lr=0.001, device="cuda", engine="graphs")
-        backend = DeviceBackend(prepared.site(), "graphs")
-        federation = Federation(prepared, backend)
-        federation.step()  # records the steps
-        started = time.perf_counter()
-        if interrupted:
-            threading.Timer(whole / 10, _thread.interrupt_main).start()
-            with pytest.raises(KeyboardInterrupt):
-                federation.step()
-        else:
-            federation.step()
-        seconds = time.perf_counter() - started
-        backend.close()
-        return seconds
+    prepared = experiment(FedAvg(), epochs=1000, lr=0.001, device="cuda", engine="graphs")
 
-    whole = took()
-    assert took(interrupted=True) < whole / 2
+    def begun() -> Federation:
+        federation = Federation(prepared, DeviceBackend(prepared.site(), "graphs"))
+        federation.step()  # records the steps
+        return federation
+
+    def seconds(federation: Federation) -> float:
+        began = time.perf_counter()
+        federation.step()
+        return time.perf_counter() - began
+
+    whole, cut = begun(), begun()
+    took = seconds(whole)
+    main = threading.main_thread().ident
+    assert main is not None
+    threading.Timer(took / 10, signal.pthread_kill, (main, signal.SIGINT)).start()
+    began = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        cut.step()
+    assert time.perf_counter() - began < took / 2
+    cut.step()  # the same round again
+    assert torch.equal(whole.server.weights.flat, cut.server.weights.flat)
+    for federation in (whole, cut):
+        federation.backend.close()
+
+
+def test_without_memory_to_evaluate_there_is_one_lane_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = experiment(FedAvg(), device="cuda", engine="graphs", participation=1.0)
+    federation = Federation(prepared, DeviceBackend(prepared.site(), "graphs"))
+    federation.step()
+    evaluate, times = Site.evaluate, iter([True, False, True, True])
+
+    def full(site: Site, *arguments: Any) -> Any:
+        if next(times, False):
+            raise torch.OutOfMemoryError("no memory")
+        return evaluate(site, *arguments)
+
+    monkeypatch.setattr(Site, "evaluate", full)
+    federation.step()  # its test images are one block
+    assert len(federation.backend.lanes.lanes) == 1
+    with pytest.raises(RunStopped, match=r"does not hold an evaluation: .*--(batch-size|jobs)"):
+        federation.step()
+
+
+def test_a_share_of_the_memory_is_all_that_a_process_takes() -> None:
+    torch.cuda.empty_cache()
+    whole = memory.total()
+    memory.share(4)
+    try:
+        assert 0.23 * whole < memory.total() < 0.25 * whole
+        assert memory.free() <= memory.total()
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(int(0.26 * whole), dtype=torch.uint8, device="cuda")
+    finally:
+        memory.share(1)
+    assert memory.total() == whole
 
 
 def test_memory_does_not_grow_with_clients() -> None:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import torch
 
-from fedcsd.backends import in_short
+from fedcsd.backends import in_short, memory
 from fedcsd.backends.streams import Group, Lanes, Runner, delivered, device_of_server
 from fedcsd.engines.stacked import NotStackable
 from fedcsd.errors import MethodFailed, RunStopped, UserError
@@ -52,6 +52,17 @@ class DeviceBackend:
 
     def evaluate(self, round: int, weights: Weights) -> list[Reply]:
         request = Request(round, "evaluate", {"weights": weights.to(self.site.device)})
+        try:
+            return self._evaluated(request)
+        except torch.OutOfMemoryError:  # another process may have grown
+            if self.lanes is not None:
+                self.lanes.shrink()
+        try:
+            return self._evaluated(request)
+        except torch.OutOfMemoryError:
+            raise RunStopped(f"the GPU's memory does not hold an evaluation: {memory.advice()}") from None
+
+    def _evaluated(self, request: Request) -> list[Reply]:
         replies = [self.site.evaluate(request, block) for block in range(len(self.site.blocks))]
         return [replace(reply, values=moved(reply.values, "cpu")) for reply in replies]
 
@@ -106,9 +117,7 @@ class DeviceBackend:
         if not isinstance(error, Exception) or isinstance(error, (RunStopped, UserError)):
             return error
         if isinstance(error, torch.OutOfMemoryError):
-            return RunStopped(
-                f"the GPU's memory does not hold one client's training: {_for_want_of_memory()}"
-            )
+            return RunStopped(f"the GPU's memory does not hold one client's training: {memory.advice()}")
         failed = MethodFailed(f"client {client} failed: {in_short(error)}")
         failed.add_note("".join(traceback.format_exception(error)))
         failed.__cause__ = error
@@ -134,15 +143,6 @@ class DeviceBackend:
         if stacked < _timed(self.lanes, request, clients, state):
             self.chosen = "stacked"
             self.lanes.shrink()
-
-
-def _for_want_of_memory() -> str:
-    """What to do about it."""
-    free, total = torch.cuda.mem_get_info()
-    others = total - free - torch.cuda.memory_reserved()
-    if others > total / 4:
-        return f"other processes hold {others / 1e9:.0f} of its {total / 1e9:.0f} GB: train fewer runs at once (--jobs)"
-    return "lower --batch-size"
 
 
 def _timed(runner: Runner, request: Request, clients: Sequence[int], state: Callable[[int], Values]) -> float:

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fedcsd.backends import memory
 from fedcsd.engines import Task, Trained
 from fedcsd.engines.graphs import Graphs, Launcher
 from fedcsd.engines.stacked import Stacked, Turn, take_turns
@@ -40,6 +41,7 @@ def device_of_server(site: Site) -> torch.device:
     """Where the server's values are: with the clients, if the replies that may wait have room there."""
     if site.device.type == "cuda":
         size = site.network("student").flat.nbytes
+        # of all the device's memory, whoever shares it: sums there and here differ in their last bits
         if HELD * size > SERVER * torch.cuda.mem_get_info()[1]:
             return torch.device("cpu")
     return site.device
@@ -61,7 +63,7 @@ def delivered(reply: Reply, server_device: torch.device, clients: int) -> Reply:
 
 def _too_much(state: Values, clients: int) -> bool:
     size = 2 * clients * sum(nbytes(value) for value in state.values())
-    return torch.cuda.is_available() and size > SERVER * torch.cuda.mem_get_info()[1]
+    return torch.cuda.is_available() and size > SERVER * memory.total()
 
 
 class Counted:
@@ -190,7 +192,7 @@ class Lanes:
     def grow(self) -> None:
         """As many lanes as are of use and have room."""
         wanted = min(self.workers or (MANY if self.needed < HEAVY else FILLED), len(self.site.parts))
-        room = int(0.8 * torch.cuda.mem_get_info()[0] // max(1, self.needed))
+        room = int(0.8 * memory.free() // max(1, self.needed))
         while len(self.lanes) < min(wanted, 1 + room):
             self.lanes.append(Lane(self.site.another(), self.launcher, self.server_device))
 
@@ -215,11 +217,12 @@ class Lanes:
             for client in clients:
                 yield dealt.wait_for(client)
         except KeyboardInterrupt:
-            self.launcher.close()  # the steps that clients have before them are not waited for
+            self.launcher.drop(True)  # the steps that clients have before them
             raise
         finally:
             dealt.stop()
             wait(working)
+            self.launcher.drop(False)
 
     def _in_turn(
         self, request: Request, clients: Sequence[int], state: State

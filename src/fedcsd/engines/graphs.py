@@ -48,6 +48,7 @@ class Launcher:
         self.waiting: list[Replaying] = []
         self.active: list[Replaying] = []
         self.closed = False
+        self.dropping = False
         self.error: BaseException | None = None
         self.trying = False  # whether one lane is tried out and all others stand still
         self.refused = False  # what is trained here cannot be recorded, in no lane
@@ -60,7 +61,7 @@ class Launcher:
             if self.thread is None:
                 self.thread = threading.Thread(target=self._serve, daemon=True)
                 self.thread.start()
-            if not self.closed:
+            if not self.closed and not self.dropping:
                 self.waiting.append(mine)
                 self.condition.notify()
             else:
@@ -68,12 +69,18 @@ class Launcher:
         mine.ended.wait()
         if not mine.done:
             raise RuntimeError(
-                f"training on the GPU was stopped: {self.error or 'it was closed'}"
+                f"training on the GPU was stopped: {self.error or 'it was interrupted'}"
             ) from self.error
 
     def close(self) -> None:
         with self.condition:
             self.closed = True
+            self.condition.notify()
+
+    def drop(self, on: bool) -> None:
+        """Leave out all that is not yet with the device, and what comes until this is switched off."""
+        with self.condition:
+            self.dropping = on
             self.condition.notify()
 
     def _serve(self) -> None:
@@ -96,6 +103,10 @@ class Launcher:
                 return False
             self.active += self.waiting
             self.waiting = []
+            if self.dropping:
+                for some in self.active:
+                    some.ended.set()
+                self.active = []
         before = sum(some.count for some in self.active)
         self.active = [some for some in self.active if some.go_on()]
         if self.active and sum(some.count for some in self.active) == before:

@@ -1,5 +1,6 @@
 """Other processes that train runs of the same plan, each on the next GPU where there are several."""
 
+import math
 import multiprocessing
 import os
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from fedcsd.backends import memory
 from fedcsd.backends.local import cores
 from fedcsd.errors import RunStopped, UserError, note
 from fedcsd.paper.plan import Filter
@@ -39,14 +41,18 @@ def helping(jobs: int, names: Sequence[str], choices: Choices, out: Path, only: 
     Ctrl-C reaches them as well; whatever else ends this process asks them to stop and waits for it.
     """
     context, places = multiprocessing.get_context("spawn"), gpus()
+    on_gpu = choices.overrides.get("device") == "cuda" and bool(places)
+    processes = math.ceil(jobs / len(places)) if on_gpu else 1  # on one GPU
     helpers = []
     for number in range(2, jobs + 1):
         log = out / "logs" / f"job-{number}.log"
         gpu = places[(number - 1) % len(places)] if places else ""
-        arguments = (names, choices, out, only, gpu, log)
+        arguments = (names, choices, out, only, gpu, processes, log)
         helpers.append((context.Process(target=_help, args=arguments), log))
         helpers[-1][0].start()
     try:
+        if processes > 1:
+            memory.share(processes)
         yield
     except BaseException:
         for process, _ in helpers:
@@ -57,9 +63,13 @@ def helping(jobs: int, names: Sequence[str], choices: Choices, out: Path, only: 
             process.join()
             if process.exitcode == 1:
                 note(f"a helping process ended early: see {log}")
+        if processes > 1:
+            memory.share(1)
 
 
-def _help(names: Sequence[str], choices: Choices, out: Path, only: Filter, gpu: str, log: Path) -> None:
+def _help(
+    names: Sequence[str], choices: Choices, out: Path, only: Filter, gpu: str, processes: int, log: Path
+) -> None:
     if gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA is first used
     log.parent.mkdir(parents=True, exist_ok=True)
@@ -68,6 +78,8 @@ def _help(names: Sequence[str], choices: Choices, out: Path, only: Filter, gpu: 
         os.dup2(file.fileno(), 2)
         status = 0
         try:
+            if processes > 1:
+                memory.share(processes)
             reproduce(names, choices, out, only=only, tables=False)
         except KeyboardInterrupt:
             print("interrupted", flush=True)
