@@ -117,7 +117,7 @@ def reproduce(
     out = out.expanduser()
     if dry_run:
         check_names(choices)
-        show_plan(paper.plans(chosen, choices, out), wanted, choices.of_scale.machine)
+        show_plan(paper.plans(chosen, choices, out), wanted, choices.machine)
         return
     train_and_show(chosen, choices, out, wanted, jobs, not no_train)
 
@@ -159,7 +159,7 @@ def train_and_show(
         say(f"note: {note}")
     if left and train:
         expected = duration_text(sum(run.seconds for run in left))
-        say(f"{counted(runs)}, {len(left)} of them to train: about {expected} on {choices.of_scale.machine}")
+        say(f"{counted(runs)}, {len(left)} of them to train: about {expected} on {choices.machine}")
     jobs = max(1, min(jobs, len(left)))
     if left and train and choices.scale == "paper" and choices.overrides.get("device") != "cuda":
         say("this is work for a GPU (--device cuda): on a CPU it takes weeks; --scale small is for one")

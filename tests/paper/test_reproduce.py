@@ -340,6 +340,12 @@ def test_the_time_a_run_takes_grows_with_its_length() -> None:
     point = Point("cifar100", "fedavg", 0.5)
     usual = Choices("small", (0,)).seconds(point)
     assert Choices("small", (0,), {"rounds": 60, "epochs": 6}).seconds(point) == pytest.approx(6 * usual)
+    assert Choices("small", (0,), {"train_size": 2500}).seconds(point) == pytest.approx(usual / 4)
+    assert Choices("small", (0,), {"train_size": 90_000}).seconds(point) == usual
+    whole = Choices("paper", (0,)).seconds(point)
+    assert Choices("paper", (0,), {"train_size": 10_000}).seconds(point) == pytest.approx(whole / 5)
+    assert "with this model" in Choices("paper", (0,), {"model": "resnet18"}).machine
+    assert Choices("paper", (0,)).machine == SCALES["paper"].machine
 
 
 def test_the_scale_paper_is_the_papers_setup() -> None:

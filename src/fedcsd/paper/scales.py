@@ -49,6 +49,7 @@ def _smaller(**changes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     }
 
 
+IMAGES = {CIFAR: 50_000, FEMNIST: 342_000, "mnist": 60_000}  # to train on
 OPTIMIZER = {key: value for key, value in SETUP["optimizer"].items() if key != "name"}
 COMMON = {"clients": SETUP["clients"], "participation": SETUP["participation"]}
 SCALES = {
@@ -141,11 +142,20 @@ class Choices:
         """What a run takes, roughly."""
         scale = self.of_scale
         usual = {**scale.common, **scale.data[point.data]}
+        data = self.stand_ins.get(point.data, point.data)
         longer: list[float] = [
             self.overrides[key] / usual[key] for key in ("rounds", "epochs") if key in self.overrides
         ]
-        known = scale.seconds.get(self.stand_ins.get(point.data, point.data), scale.seconds[point.data])
-        return known * math.prod(longer)
+        images = usual.get("train_size", IMAGES.get(data, 0))
+        if images and 0 < self.overrides.get("train_size", 0) < images:
+            longer.append(self.overrides["train_size"] / images)
+        return scale.seconds.get(data, scale.seconds[point.data]) * math.prod(longer)
+
+    @property
+    def machine(self) -> str:
+        """Where a run takes what `seconds` says."""
+        which = "" if "model" not in self.overrides else "; with this model it may be much more or less"
+        return self.of_scale.machine + which
 
 
 def _in_place(point: Point, other: str) -> dict[str, Any]:
