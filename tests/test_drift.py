@@ -152,6 +152,38 @@ def test_who_trains_as_fedavg_in_a_first_round_is_told() -> None:
     assert found.alike == ["scaffold", "moon"]
 
 
+def test_a_warm_up_gives_methods_what_they_keep_and_puts_the_model_back() -> None:
+    run, some = trained(), ["fedavg", "scaffold", "moon", "fedavgm"]
+    steps: list[tuple[str, int, int]] = []
+
+    def study(warm_up: int) -> drift.Drift:
+        return drift.study(
+            run,
+            epochs=2,
+            methods=some,
+            warm_up=warm_up,
+            report=lambda *step: steps.append(step),
+            data=blobs(),
+            model=network,
+        )
+
+    anew = study(0)
+    assert anew.alike == ["scaffold", "moon", "fedavgm"]
+    steps.clear()
+    found = study(1)
+    assert found.curves["fedavg"] == anew.curves["fedavg"]  # the same model and the same batches
+    assert found.alike == ["fedavgm"]  # whose clients are FedAvg's
+    assert found.curves["scaffold"] != found.curves["moon"]
+    assert found.forgetting.before == anew.forgetting.before
+    first = [done for label, done, _ in steps if label == "fedavg"]
+    assert first == list(range(len(anew.forgetting.clients) + 2))
+    assert steps[-1][1] == steps[-1][2] == len(some) * (len(anew.forgetting.clients) + 1)
+    assert drift.Drift.from_json(found.to_json()).warm_up == 1
+    assert study(2).curves["scaffold"] != found.curves["scaffold"]
+    with pytest.raises(UserError, match="this run has 2 rounds: --warm-up may be as many at most"):
+        study(3)
+
+
 def test_json_there_and_back_and_figures(tmp_path: Path) -> None:
     run = trained(track_drift=True)
     found = drift.study(run, epochs=2, methods=drift.PAPER, data=blobs(), model=network)

@@ -26,6 +26,15 @@ workers_option = click.option(
     "--workers", type=int, help="clients that train at once  [dim](default: as the run)[/dim]"
 )
 
+warm_up_option = click.option(
+    "--warm-up",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="ROUNDS",
+    help="rounds that a method trains before, so that what it keeps of rounds is there (SCAFFOLD, MOON, …); "
+    "it then starts from the run's model all the same  [dim](default: 0)[/dim]",
+)
+
 
 @click.command()
 @run_argument
@@ -46,6 +55,7 @@ workers_option = click.option(
     default=10_000,
     help="test images to measure on, the first ones  [dim](default: 10000)[/dim]",
 )
+@warm_up_option
 @device_option
 @workers_option
 @folder_option
@@ -83,7 +93,9 @@ def drift(
     say(f"after {epochs} local epoch{'s' * (epochs > 1)}, on {of}:")
     show_table(["method", "logit drift", "feature drift", "local (%)", "average (%)"], found.rows())
     if found.alike:
-        why = "what sets them apart is at the server or comes with rounds, and a method starts anew here"
+        why = "what sets them apart is at the server or in personal models"
+        if not found.warm_up:
+            why += ", or comes with rounds: --warm-up 1 trains one before"
         say(f"trained as FedAvg: {', '.join(found.alike)} ({why})")
     say(
         "on the classes that a client holds and on those it does not (accuracy in percent, mean over clients):"
@@ -110,6 +122,7 @@ def drift(
     default=2000,
     help="test images to show  [dim](default: 2000)[/dim]",
 )
+@warm_up_option
 @device_option
 @workers_option
 @folder_option

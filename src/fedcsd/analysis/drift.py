@@ -20,7 +20,7 @@ from fedcsd.analysis.figures import COLOURS, PAGE, dress, lettered, look, printe
 from fedcsd.analysis.forgetting import Forgetting, counts
 from fedcsd.analysis.plots import method_label
 from fedcsd.analysis.rows import told
-from fedcsd.analysis.start import Report, cohort_of, next_round, observable, ready
+from fedcsd.analysis.start import Report, cohort_of, next_round, observable, ready, warmed_up
 from fedcsd.backends import Backend
 from fedcsd.began import check_there
 from fedcsd.comparison import Choice, choices_of, method_of
@@ -75,6 +75,8 @@ class Drift:
     """the run's own rounds: global and local models on test and on training data, as far as recorded"""
     forgetting: Forgetting
     """after the last epoch"""
+    warm_up: int = 0
+    """rounds that each method had before"""
 
     def rows(self) -> list[list[str]]:
         """Of each method what the last epoch came to, as one prints it."""
@@ -91,7 +93,7 @@ class Drift:
 
     @property
     def alike(self) -> list[str]:
-        """Methods that were FedAvg to the last digit: what they keep from earlier rounds starts anew here."""
+        """Methods that were FedAvg to the last digit: without a warm-up what they keep starts anew here."""
         plain = self.curves.get("fedavg")
         return [label for label, curve in self.curves.items() if label != "fedavg" and curve == plain]
 
@@ -167,6 +169,7 @@ class Setting:
     rounds: int
     clients: list[int]
     images: int
+    warm_up: int
 
     def right(self, backend: Backend, weights: Weights) -> NDArray[np.bool_]:
         """Which of the test images a model classifies rightly [images]."""
@@ -178,8 +181,10 @@ class Setting:
     def round_of(self, method: Method, done: Callable[[], object]) -> tuple[Curve, list[list[int]]]:
         """The method's curve, and the local models' right test images by class after the last epoch [K][C]."""
         gathered, meter = Gathered(done), Meter(self.images)
+        usual = observable(self.experiment, method, self.experiment.settings.epochs)
+        kept = warmed_up(usual, self.rounds, self.clients, self.warm_up, done)
         experiment = observable(self.experiment, method, self.epochs)
-        with next_round(experiment, self.rounds, self.clients, gathered, meter) as federation:
+        with next_round(experiment, self.rounds, self.clients, gathered, meter, kept) as federation:
             averages = map(experiment.weights.like, gathered.averages())
             accuracy = [float(self.right(federation.backend, average).mean()) for average in averages]
         local = gathered.over_clients("right").sum(1) / self.images
@@ -200,6 +205,7 @@ def study(
     methods: str | Mapping[str, Choice] | Sequence[Choice] = PAPER,
     report: Report | None = None,
     images: int = IMAGES,
+    warm_up: int = 0,
     data: Any = None,
     model: Any = None,
     **changes: Any,
@@ -207,16 +213,17 @@ def study(
     """One round of so many local epochs from the run's last global model, with each method.
 
     The clients are those that the run's next round would have, and so are their batches. A method starts
-    anew: its teacher is the model it starts from, and prototypes come from its own first exchange.
-    `changes` are settings in place of the run's, such as device or workers. It takes memory for four to
-    six times epochs × the model.
+    anew: its teacher is the model it starts from, and prototypes come from its own first exchange. With
+    `warm_up` it trains so many rounds before, of the run's own epochs; what it keeps of them is there,
+    and all methods start from the run's model nevertheless. `changes` are settings in place of the run's,
+    such as device or workers. It takes memory for four to six times epochs × the model.
     """
     entries = choices_of(methods, {})
     experiment = ready(start, data=data, model=model, **changes)
     rounds, images = len(start.history), min(images, len(experiment.data.y_test))
-    setting = Setting(experiment, epochs, rounds, cohort_of(experiment, rounds), images)
+    setting = Setting(experiment, epochs, rounds, cohort_of(experiment, rounds), images, warm_up)
     curves, after = {}, {}
-    steps = Steps(report, len(entries) * len(setting.clients))
+    steps = Steps(report, len(entries) * (warm_up + len(setting.clients)))
     for label, choice in entries.items():
         steps.begin(label)
         try:
@@ -226,7 +233,7 @@ def study(
     history = [{key: r[key] for key in ("round", *HISTORY) if r.get(key) is not None} for r in start.history]
     settings, before = told({**config_of(experiment), "epochs": epochs}), setting.start()
     forgetting = _forgetting(setting, before, after)
-    return Drift(settings, rounds, float(before.mean()), images, curves, history, forgetting)
+    return Drift(settings, rounds, float(before.mean()), images, curves, history, forgetting, warm_up)
 
 
 def methods_for(run: Run) -> dict[str, Choice]:

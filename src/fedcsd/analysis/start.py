@@ -20,7 +20,7 @@ from fedcsd.methods import Method
 from fedcsd.places import backend_for
 from fedcsd.runs import RunDirectory
 from fedcsd.training import Observer
-from fedcsd.weights import Values, Weights
+from fedcsd.weights import Value, Values, Weights
 
 Report = Callable[[str, int, int], object]
 """Told what is at work, and how many of how many pieces of work are done."""
@@ -135,6 +135,28 @@ class Tap:
         self.backend.close()
 
 
+Kept = tuple[dict[str, Any], dict[str, Value]]
+"""What a method and its clients keep of earlier rounds, as `Federation.save` gives it."""
+
+
+def warmed_up(
+    experiment: Experiment, rounds: int, clients: Sequence[int], times: int, done: Callable[[], object]
+) -> Kept | None:
+    """What is kept of so many rounds from the experiment's weights, and these weights again."""
+    if not times:
+        return None
+    if times > rounds:
+        raise UserError(f"this run has {rounds} round{'s' * (rounds > 1)}: --warm-up may be as many at most")
+    with backend_for(experiment) as backend:
+        federation = Chosen(experiment, backend)
+        federation.round, federation.chosen = rounds - times, clients
+        for _ in range(times):
+            federation.step()
+            done()
+        header, values = federation.save()
+    return header, {**values, "server.weights": experiment.weights}
+
+
 @contextmanager
 def next_round(
     experiment: Experiment,
@@ -142,13 +164,17 @@ def next_round(
     clients: Sequence[int],
     seen: Callable[[Reply], object],
     observer: Observer | None = None,
+    kept: Kept | None = None,
 ) -> Iterator[Federation]:
     """The method's round after so many rounds, done, with every reply shown to `seen`.
 
-    The method starts anew from the experiment's weights, so that its teacher is the model it starts from.
+    Without anything kept the method starts anew from the experiment's weights, so that its teacher is the
+    model it starts from.
     """
     with backend_for(experiment, observer) as backend:
         federation = Chosen(experiment, Tap(backend, seen))
+        if kept:
+            federation.load(*kept)
         federation.round, federation.chosen = rounds, clients
         federation.step()
         yield federation

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedcsd import seeds
 from fedcsd.analysis.figures import COLOURS, COLUMN, PAGE, lettered, printed
-from fedcsd.analysis.start import Report, cohort_of, next_round, observable, ready
+from fedcsd.analysis.start import Report, cohort_of, next_round, observable, ready, warmed_up
 from fedcsd.data.partition import counts_of
 from fedcsd.errors import UserError, note
 from fedcsd.exchange import Reply
@@ -63,6 +63,7 @@ def picture(
     samples: int = 2000,
     client: int | None = None,
     epochs: int = 0,
+    warm_up: int = 0,
     report: Report | None = None,
     data: Any = None,
     model: Any = None,
@@ -72,7 +73,8 @@ def picture(
 
     With several runs there is a second local model, trained with cross-entropy alone. The local models
     are those of `client` (by default the one that holds the fewest classes) after `epochs` local epochs
-    (by default the run's own) in one more round. Written are PNG, SVG and PDF, and the numbers as JSON.
+    (by default the run's own) in one more round, before which the method has `warm_up` rounds to keep
+    something of, as in `fedcsd.analysis.drift.study`. Written are PNG, SVG and PDF, and the numbers as JSON.
     """
     _check_alike(list(runs.values()))
     last, experiments = "", {}
@@ -87,12 +89,13 @@ def picture(
     rounds, done, trained = len(runs[last].history), 0, list[Tensor]()
     for name, method in local.items():
         tell(f"training {name}", done, work)
-        client, weights = _local(experiments[last], method, rounds, client, epochs)
+        client, weights = _local(experiments[last], method, rounds, client, epochs, warm_up)
         trained.append(weights.flat)
         shown[f"{last}, client {client}\n{name}"] = (experiments[last], weights)
         done += 1
     if len(trained) > 1 and torch.equal(*trained):
-        note(f"{last} adds nothing to cross-entropy in this round, in which it starts anew")
+        anew = "" if warm_up else ", in which it starts anew: --warm-up 1 gives it a round before"
+        note(f"{last} adds nothing to cross-entropy in this round{anew}")
     clouds = []
     for title, (experiment, weights) in shown.items():
         tell(f"t-SNE of {title.replace(chr(10), ', ')}", done, work)
@@ -128,7 +131,7 @@ def _methods(run: Run, *, plain: bool) -> dict[str, Method]:
 
 
 def _local(
-    experiment: Experiment, method: Method, rounds: int, client: int | None, epochs: int
+    experiment: Experiment, method: Method, rounds: int, client: int | None, epochs: int, warm_up: int = 0
 ) -> tuple[int, Weights]:
     """A client's local model after one more round of the method, and which client it is."""
     held = (counts_of(experiment.data, experiment.parts) > 0).sum(1)
@@ -142,8 +145,9 @@ def _local(
         if isinstance(reply.values.get("weights"), Weights):
             found[reply.client] = reply.weights
 
-    one = observable(experiment, method, epochs or experiment.settings.epochs)
-    with next_round(one, rounds, cohort_of(one, rounds, [client]), seen):
+    clients, usual = cohort_of(experiment, rounds, [client]), experiment.settings.epochs
+    kept = warmed_up(observable(experiment, method, usual), rounds, clients, warm_up, lambda: None)
+    with next_round(observable(experiment, method, epochs or usual), rounds, clients, seen, kept=kept):
         pass
     if client not in found:
         raise UserError(f"{type(method).__name__} sends no local model to the server: there is none to show")
