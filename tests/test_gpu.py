@@ -356,12 +356,14 @@ def test_a_resumed_run_goes_on_to_the_same_bits(engine: str, tmp_path: Path) -> 
         assert torch.equal(tensor, resumed.weights[name])
 
 
-def test_ctrl_c_does_not_wait_for_the_steps_that_clients_have_before_them() -> None:
-    prepared = experiment(FedAvg(), epochs=1000, lr=0.001, device="cuda", engine="graphs")
+@pytest.mark.parametrize("engine", ["graphs", "stacked"])
+def test_ctrl_c_does_not_wait_for_the_steps_that_clients_have_before_them(engine: str) -> None:
+    prepared = experiment(FedAvg(), epochs=2000, lr=0.001, participation=1.0, device="cuda", engine=engine)
 
     def begun() -> Federation:
-        federation = Federation(prepared, DeviceBackend(prepared.site(), "graphs"))
-        federation.step()  # records the steps
+        federation = Federation(prepared, DeviceBackend(prepared.site(), engine))
+        for _ in range(2):  # records the steps
+            federation.step()
         return federation
 
     def seconds(federation: Federation) -> float:

@@ -1,8 +1,11 @@
 """What shares a GPU's process: who draws from its generators, who trains which client, who replays."""
 
+import signal
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -136,6 +139,106 @@ def test_closing_leaves_nobody_waiting(launcher: Launcher) -> None:
     time.sleep(0.2)
     launcher.close()
     assert "closed" in in_time(found)
+
+
+def test_what_is_dropped_is_told_and_what_comes_then_is_replayed(launcher: Launcher) -> None:
+    replayed: list[int] = []
+    found = told(launcher, Graph(lambda: time.sleep(0.02)), 10_000)
+    time.sleep(0.1)
+    launcher.drop(True)
+    assert "stopped" in in_time(found)
+    assert "stopped" in in_time(told(launcher, Graph(lambda: replayed.append(1))))
+    assert not replayed
+    launcher.drop(False)
+    assert in_time(told(launcher, Graph(lambda: replayed.append(1)), 3)) == ""
+    assert len(replayed) == 3
+
+
+@contextmanager
+def interrupted(after: float) -> Iterator[None]:
+    """Ctrl-C so many seconds later, which must end what is done here."""
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(after, signal.pthread_kill, (main, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        yield
+    timer.join()
+
+
+def test_an_interrupted_replay_does_not_go_on(launcher: Launcher) -> None:
+    replayed: list[str] = []
+
+    def old() -> None:
+        replayed.append("old")
+        time.sleep(0.01)
+
+    with interrupted(0.2):
+        launcher.run(None, [(Graph(old), 10_000)])  # type: ignore[arg-type,list-item]
+    count = len(replayed)
+    assert 0 < count < 1000
+    launcher.run(None, [(Graph(lambda: replayed.append("new")), 5)])  # type: ignore[arg-type,list-item]
+    assert replayed[count:] == ["new"] * 5
+
+
+class Slow(FedAvg):
+    """Its client half takes its time before it trains, in the first round."""
+
+    started = threading.Event()
+
+    def train(self, client: Client, weights: Any) -> Any:
+        if not self.started.is_set():
+            self.started.set()
+            time.sleep(1)
+        return super().train(client, weights)
+
+
+def test_stacked_clients_that_were_interrupted_start_anew() -> None:
+    prepared = [experiment(method, epochs=1, participation=1.0) for method in (FedAvg(), Slow())]
+    expected, found = (Federation(one, DeviceBackend(one.site(), "stacked")) for one in prepared)
+    expected.step()
+    Slow.started.clear()
+    threads = threading.active_count()
+    with interrupted(0.3):
+        found.step()
+    found.step()
+    assert torch.equal(found.server.weights.flat, expected.server.weights.flat)
+    found.backend.close()
+    for _ in range(100):
+        if threading.active_count() <= threads:
+            break
+        time.sleep(0.02)
+    assert threading.active_count() <= threads
+
+
+class Stopping(FedAvg):
+    """A server that is interrupted between two replies."""
+
+    def round(self, server: Any, ask: Any) -> None:
+        replies = ask(self.train, weights=server.weights)
+        for _ in replies:
+            raise KeyboardInterrupt
+
+
+def test_a_backend_is_told_at_once_that_nobody_reads_on() -> None:
+    prepared = experiment(Stopping(), epochs=1, participation=1.0)
+    backend, closed = DeviceBackend(prepared.site(), "eager"), []
+
+    class Told:
+        server_device = backend.server_device
+        evaluate, close = backend.evaluate, backend.close
+
+        def ask(self, *arguments: Any) -> Any:
+            try:
+                yield from backend.ask(*arguments)
+            finally:
+                closed.append(True)
+
+    federation = Federation(prepared, Told())  # type: ignore[arg-type]
+    with pytest.raises(KeyboardInterrupt) as kept:  # as a notebook keeps the last error
+        federation.step()
+    assert closed
+    assert kept.value.__traceback__ is not None
 
 
 def test_a_client_that_is_given_up_is_trained_by_another_lane() -> None:

@@ -3,7 +3,7 @@
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -119,6 +119,12 @@ class Tally:
     asked: bool = False
     open: str = ""
     """the request whose replies are being read"""
+    reading: Iterator[Reply] | None = None
+
+    def close(self) -> None:
+        """Nobody reads on: let the backend know now, and not when the last traceback is forgotten."""
+        if isinstance(self.reading, Generator):
+            self.reading.close()
 
 
 def spread(name: str, accuracies: Sequence[float]) -> Record:
@@ -205,7 +211,10 @@ class Federation:
             cuda = self.backend.server_device.type == "cuda"
             with seeds.kept(cuda=cuda):
                 seeds.start(seeds.torch_seed(self.settings.seed, "server", self.round), cuda=cuda)
-                self._method_s("round", self.server, self._asker(clients, tally))
+                try:
+                    self._method_s("round", self.server, self._asker(clients, tally))
+                finally:
+                    tally.close()
             if tally.open:
                 raise MethodFailed(f"the method did not read all replies of ask(self.{tally.open}, …)")
         trained = time.perf_counter()
@@ -327,7 +336,8 @@ class Federation:
 
     def _replies(self, request: Request, clients: Sequence[int], tally: Tally) -> Iterator[Reply]:
         """The usable replies, one by one; what they measure and cost is tallied as they pass."""
-        for done, reply in enumerate(self.backend.ask(request, clients, self.states), 1):
+        tally.reading = self.backend.ask(request, clients, self.states)
+        for done, reply in enumerate(tally.reading, 1):
             self.watch.reply(request.function, done, len(clients))
             if reply.absent:
                 tally.failed.add(reply.client)

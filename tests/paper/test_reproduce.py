@@ -23,6 +23,7 @@ from fedcsd import provenance
 from fedcsd.errors import Note, UserError
 from fedcsd.federation import Watch
 from fedcsd.paper.exhibits import EXHIBITS, PRINTED, TITLES, Point
+from fedcsd.paper.helpers import on_the_same
 from fedcsd.paper.plan import Planned, digest, parse_only, plan
 from fedcsd.paper.reproduce import Made, reproduce
 from fedcsd.paper.scales import SCALES, Choices, stand_ins
@@ -334,6 +335,13 @@ def test_settings_that_matter_make_other_runs() -> None:
         *(digest(Choices(scale, (0,)).values(point, 0)) for scale in SCALES),
     }
     assert len(different | {usual}) == 9
+
+
+def test_each_process_knows_how_many_share_its_gpu() -> None:
+    assert on_the_same(5, 4) == [2, 1, 1, 1, 2]
+    assert on_the_same(6, 2) == [3] * 6
+    assert on_the_same(2, 4) == [1, 1]
+    assert on_the_same(3, 0) == [1] * 3  # on a CPU
 
 
 def test_the_time_a_run_takes_grows_with_its_length() -> None:

@@ -10,12 +10,13 @@ import math
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 import torch
 
 from fedcsd.backends import in_short, memory
-from fedcsd.backends.streams import Group, Lanes, Runner, delivered, device_of_server
+from fedcsd.backends.streams import Group, Lanes, Replies, Runner, delivered, device_of_server
 from fedcsd.engines.stacked import NotStackable
 from fedcsd.errors import MethodFailed, RunStopped, UserError
 from fedcsd.exchange import Reply, Request
@@ -45,10 +46,11 @@ class DeviceBackend:
             self.lanes.try_out(there, clients[0], self._state(states, clients[0]))
             if not self.chosen and request.function in self.lanes.training:
                 self._choose(there, clients, states)
-        for client, reply in zip(clients, self._run(there, clients, states), strict=True):
-            if isinstance(reply, BaseException):
-                raise self._failure(client, reply)
-            yield reply
+        with closing(self._run(there, clients, states)) as replies:
+            for client, reply in zip(clients, replies, strict=True):
+                if isinstance(reply, BaseException):
+                    raise self._failure(client, reply)
+                yield reply
 
     def evaluate(self, round: int, weights: Weights) -> list[Reply]:
         request = Request(round, "evaluate", {"weights": weights.to(self.site.device)})
@@ -74,9 +76,7 @@ class DeviceBackend:
     def _state(self, states: Mapping[int, Values], client: int) -> Values:
         return copied(states.get(client, {}), self.site.device)  # a method may change it in place
 
-    def _run(
-        self, request: Request, clients: Sequence[int], states: Mapping[int, Values]
-    ) -> Iterator[Reply | BaseException]:
+    def _run(self, request: Request, clients: Sequence[int], states: Mapping[int, Values]) -> Replies:
         def state(client: int) -> Values:
             return self._state(states, client)
 
@@ -88,7 +88,7 @@ class DeviceBackend:
 
     def _stacked(
         self, group: Group, request: Request, clients: Sequence[int], state: Callable[[int], Values]
-    ) -> Iterator[Reply | BaseException]:
+    ) -> Replies:
         """All in a group, and in lanes from where that does not go: a method may do in its second round what
         it did not do in its first."""
         for done, reply in enumerate(group.run(request, clients, state)):
@@ -99,9 +99,7 @@ class DeviceBackend:
                 return
             yield reply
 
-    def _in_turn(
-        self, request: Request, clients: Sequence[int], states: Mapping[int, Values]
-    ) -> Iterator[Reply | BaseException]:
+    def _in_turn(self, request: Request, clients: Sequence[int], states: Mapping[int, Values]) -> Replies:
         for client in clients:
             try:
                 with self.site.by_itself():

@@ -2,8 +2,8 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, Protocol
@@ -14,7 +14,8 @@ from torch import Tensor
 from fedcsd.backends import memory
 from fedcsd.engines import Task, Trained
 from fedcsd.engines.graphs import Graphs, Launcher
-from fedcsd.engines.stacked import Stacked, Turn, take_turns
+from fedcsd.engines.stacked import Stacked
+from fedcsd.engines.turns import Turn, take_turns
 from fedcsd.exchange import Reply, Request
 from fedcsd.site import Site
 from fedcsd.training import Engine
@@ -28,12 +29,11 @@ WIDEST = 128  # clients stacked as one
 SERVER = 0.25  # of the device's memory that waiting replies may take, and that clients' states may
 
 State = Callable[[int], Values]
+Replies = Generator[Reply | BaseException, None, None]
 
 
 class Runner(Protocol):
-    def run(
-        self, request: Request, clients: Sequence[int], state: State
-    ) -> Iterator[Reply | BaseException]: ...
+    def run(self, request: Request, clients: Sequence[int], state: State) -> Replies: ...
     def close(self) -> None: ...
 
 
@@ -203,30 +203,29 @@ class Lanes:
         del self.lanes[1:]
         torch.cuda.empty_cache()
 
-    def run(self, request: Request, clients: Sequence[int], state: State) -> Iterator[Reply | BaseException]:
+    def run(self, request: Request, clients: Sequence[int], state: State) -> Replies:
         if request.function in self.random:
             yield from self._in_turn(request, clients, state)
             return
         dealt = Dealt(clients, self._lists(clients))
         torch.cuda.default_stream().synchronize()
-        working = [
-            self.lanes[n].thread.submit(self._work, self.lanes[n], n, request, dealt, state)
-            for n in dealt.lists
-        ]
+        working: list[Future[None]] = []
         try:
+            for n in dealt.lists:
+                working += [self.lanes[n].thread.submit(self._work, self.lanes[n], n, request, dealt, state)]
             for client in clients:
                 yield dealt.wait_for(client)
-        except KeyboardInterrupt:
+        except BaseException:  # Ctrl-C, or nobody reads on
             self.launcher.drop(True)  # the steps that clients have before them
             raise
         finally:
             dealt.stop()
-            wait(working)
-            self.launcher.drop(False)
+            try:
+                wait(working)
+            finally:
+                self.launcher.drop(False)
 
-    def _in_turn(
-        self, request: Request, clients: Sequence[int], state: State
-    ) -> Iterator[Reply | BaseException]:
+    def _in_turn(self, request: Request, clients: Sequence[int], state: State) -> Replies:
         """One client after another, each with the process's generators to itself."""
         for client in clients:
             lane = self.lanes[0]
@@ -307,7 +306,7 @@ class Group:
         self.quick: set[str] = set()
         """functions of the method that do not train, as far as one knows"""
 
-    def run(self, request: Request, clients: Sequence[int], state: State) -> Iterator[Reply | BaseException]:
+    def run(self, request: Request, clients: Sequence[int], state: State) -> Replies:
         for start in range(0, len(clients), self.engine.width):
             some = clients[start : start + self.engine.width]
             yield from self._together(request, some, state)
@@ -341,7 +340,11 @@ class Group:
         if function not in self.quick:
             for turn in turns:
                 turn.trained = False
-            replies = take_turns(self.engine, turns, answers)
+            try:
+                replies = take_turns(self.engine, turns, answers)
+            except BaseException:  # they stand somewhere in this round
+                self._forget_turns()
+                raise
             if not any(turn.trained for turn in turns):
                 self.quick.add(function)
             return replies
@@ -356,8 +359,12 @@ class Group:
     def _stream(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self.engine.stream) if self.site.device.type == "cuda" else nullcontext()
 
-    def close(self) -> None:
+    def _forget_turns(self) -> None:
         for turn in self.turns:
             turn.close()
+        self.turns = []
+
+    def close(self) -> None:
+        self._forget_turns()
         if self.launcher is not None:
             self.launcher.close()

@@ -55,7 +55,7 @@ class Launcher:
         self.thread: threading.Thread | None = None
 
     def run(self, stream: torch.cuda.Stream, program: Program) -> None:
-        """Returns when all of it has been handed to the device."""
+        """Returns when all of it has been handed to the device. Interrupted, no more of it is."""
         mine = Replaying(stream, program)
         with self.condition:
             if self.thread is None:
@@ -66,10 +66,15 @@ class Launcher:
                 self.condition.notify()
             else:
                 mine.ended.set()
-        mine.ended.wait()
+        try:
+            mine.ended.wait()
+        except BaseException:
+            mine.cancelled = True
+            mine.ended.wait()
+            raise
         if not mine.done:
             raise RuntimeError(
-                f"training on the GPU was stopped: {self.error or 'it was interrupted'}"
+                f"training on the GPU was stopped: {self.error or 'it was closed'}"
             ) from self.error
 
     def close(self) -> None:
@@ -103,10 +108,8 @@ class Launcher:
                 return False
             self.active += self.waiting
             self.waiting = []
-            if self.dropping:
-                for some in self.active:
-                    some.ended.set()
-                self.active = []
+            for some in self.active:
+                some.cancelled |= self.dropping
         before = sum(some.count for some in self.active)
         self.active = [some for some in self.active if some.go_on()]
         if self.active and sum(some.count for some in self.active) == before:
@@ -119,12 +122,16 @@ class Replaying:
 
     def __init__(self, stream: torch.cuda.Stream, program: Program):
         self.stream, self.done, self.ended = stream, False, threading.Event()
+        self.cancelled = False
         self.graphs = (graph for graph, times in program for _ in range(times))
         self.count = 0
         self.marks: deque[torch.cuda.Event] = deque()
 
     def go_on(self) -> bool:
-        """One replay, unless the stream is far ahead; false when the last is on its way."""
+        """One replay, unless the stream is far ahead; false when the last is on its way, or cancelled."""
+        if self.cancelled:
+            self.ended.set()
+            return False
         if len(self.marks) == AHEAD:
             if not self.marks[0].query():  # type: ignore[no-untyped-call]
                 return True

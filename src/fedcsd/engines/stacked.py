@@ -7,12 +7,11 @@ the first rows; a batch that is not full, or a client that is done, counts with 
 lacks samples, which is exact as long as the loss is one number a sample and no layer mixes samples.
 """
 
-import threading
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
@@ -331,67 +330,3 @@ class Stacked:
 
 def _kind(task: Task) -> str:
     return repr(task.key())
-
-
-class Turn:
-    """Runs one client's answer until it comes to a training, stops there, and goes on with the result: a
-    thread of its own, of which only one runs at a time. It stays for the next answer, since what PyTorch
-    and its libraries keep for each thread takes longer to make than an answer."""
-
-    def __init__(self) -> None:
-        self.answer: Callable[[Turn], Any] | None = None
-        self.task: Task | None = None
-        """the training that it waits for"""
-        self.trained = False
-        """whether it has ever come to one"""
-        self.result: Any = None
-        """of that training, or of the whole answer; an exception if it failed"""
-        self._mine, self._yours = threading.Lock(), threading.Lock()  # released by the other side, in turn
-        self._mine.acquire()
-        self._yours.acquire()
-        threading.Thread(target=self._serve, daemon=True).start()
-
-    def go_on(self) -> None:
-        """Let it run to its next training, or to its end."""
-        self._mine.release()
-        self._yours.acquire()
-
-    def train(self, task: Task) -> Trained:
-        self.task, self.trained = task, True
-        self._yours.release()
-        self._mine.acquire()
-        self.task = None
-        if isinstance(self.result, BaseException):
-            raise self.result
-        return cast(Trained, self.result)
-
-    def close(self) -> None:
-        self.answer = None
-        self._mine.release()
-
-    def _serve(self) -> None:
-        while self._mine.acquire() and self.answer is not None:
-            try:
-                self.result = self.answer(self)
-            except BaseException as error:
-                self.result = error
-            self._yours.release()
-
-
-def take_turns(engine: Stacked, turns: Sequence[Turn], answers: Sequence[Callable[[Turn], Any]]) -> list[Any]:
-    """What these answer, or the exceptions that they end with; trainings that they come to are one."""
-    for turn, answer in zip(turns, answers, strict=True):
-        turn.answer = answer
-    going = list(turns)
-    while going:
-        for turn in going:
-            turn.go_on()
-        going = [turn for turn in going if turn.task is not None]
-        tasks = [turn.task for turn in going if turn.task is not None]
-        try:
-            results: list[Any] = list(engine.train_all(tasks))
-        except BaseException as error:
-            results = [error] * len(tasks)
-        for turn, result in zip(going, results, strict=True):
-            turn.result = result
-    return [turn.result for turn in turns]

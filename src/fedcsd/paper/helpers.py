@@ -1,6 +1,5 @@
 """Other processes that train runs of the same plan, each on the next GPU where there are several."""
 
-import math
 import multiprocessing
 import os
 import sys
@@ -34,6 +33,11 @@ def shared_out(choices: Choices, jobs: int) -> tuple[Choices, int]:
     return replace(choices, overrides={**choices.overrides, "workers": max(1, cores() // jobs)}), jobs
 
 
+def on_the_same(jobs: int, gpus: int) -> list[int]:
+    """Of each process how many there are on its GPU, itself included."""
+    return [len(range(number % gpus, jobs, gpus)) if gpus else 1 for number in range(jobs)]
+
+
 @contextmanager
 def helping(jobs: int, names: Sequence[str], choices: Choices, out: Path, only: Filter) -> Iterator[None]:
     """While this lasts, jobs − 1 other processes train too. What each says is in logs/.
@@ -41,18 +45,18 @@ def helping(jobs: int, names: Sequence[str], choices: Choices, out: Path, only: 
     Ctrl-C reaches them as well; whatever else ends this process asks them to stop and waits for it.
     """
     context, places = multiprocessing.get_context("spawn"), gpus()
-    on_gpu = choices.overrides.get("device") == "cuda" and bool(places)
-    processes = math.ceil(jobs / len(places)) if on_gpu else 1  # on one GPU
+    cuda = choices.overrides.get("device") == "cuda"
+    sharing = on_the_same(jobs, len(places) if cuda else 0)
     helpers = []
     for number in range(2, jobs + 1):
         log = out / "logs" / f"job-{number}.log"
         gpu = places[(number - 1) % len(places)] if places else ""
-        arguments = (names, choices, out, only, gpu, processes, log)
+        arguments = (names, choices, out, only, gpu, sharing[number - 1], log)
         helpers.append((context.Process(target=_help, args=arguments), log))
         helpers[-1][0].start()
     try:
-        if processes > 1:
-            memory.share(processes)
+        if sharing[0] > 1:
+            memory.share(sharing[0])
         yield
     except BaseException:
         for process, _ in helpers:
@@ -63,7 +67,7 @@ def helping(jobs: int, names: Sequence[str], choices: Choices, out: Path, only: 
             process.join()
             if process.exitcode == 1:
                 note(f"a helping process ended early: see {log}")
-        if processes > 1:
+        if sharing[0] > 1:
             memory.share(1)
 
 
