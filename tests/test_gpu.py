@@ -404,6 +404,23 @@ def test_without_memory_to_evaluate_there_is_one_lane_left(monkeypatch: pytest.M
         federation.step()
 
 
+def test_a_try_without_memory_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = experiment(FedAvg(), device="cuda", engine="auto", participation=1.0)
+    federation = Federation(prepared, DeviceBackend(prepared.site(), "auto"))
+    answer, times = streams.Lane.answer, iter([True])
+
+    def full(*arguments: Any) -> Any:
+        if next(times, False):
+            raise torch.OutOfMemoryError("no memory")
+        return answer(*arguments)
+
+    monkeypatch.setattr(streams.Lane, "answer", full)
+    federation.step()
+    assert federation.backend.chosen == ""
+    federation.step()
+    assert federation.backend.chosen in ("graphs", "stacked")
+
+
 def test_a_share_of_the_memory_is_all_that_a_process_takes() -> None:
     torch.cuda.empty_cache()
     whole = memory.total()

@@ -178,6 +178,9 @@ class Lanes:
             with site.by_itself():
                 lane.thread.submit(lane.answer, request, client, state, engine).result()
                 site.notice()
+        except torch.OutOfMemoryError:
+            self.tried.remove(request.function)  # others hold the memory now, and perhaps not next time
+            return
         except Exception:
             return  # it will fail again, and be told then
         finally:
