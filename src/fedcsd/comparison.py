@@ -1,7 +1,7 @@
 """Several methods on the same federation, over several seeds, side by side."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -158,7 +158,7 @@ def compare(
             path = folder / run_name(label, seed) if folder else None
             plan.append(Cell(label, seed, layered(settings, values, {"seed": seed}), given, path, overwrite))
     if folder:
-        _check_folder(folder)
+        _check_folder(folder, entries)
     about = _about(entries, without, _check(plan))
     with _claimed(folder):
         runs = _train_all(plan, on_start)
@@ -298,8 +298,18 @@ def run_name(label: str, seed: int) -> str:
     return f"{label.replace(':', '-').replace('/', '_')}-seed{seed}"
 
 
-def _check_folder(folder: Path) -> None:
-    """Refuse a place where the tables would replace anything but those of an earlier comparison."""
+def _check_labels(labels: Iterable[str]) -> None:
+    """Refuse labels of which two name one folder: the second would be shown the first one's runs."""
+    taken: dict[str, str] = {}
+    for label in labels:
+        if (other := taken.setdefault(name := run_name(label, 0), label)) != label:
+            raise UserError(f"{other!r} and {label!r} would both be in {name}: choose other labels")
+
+
+def _check_folder(folder: Path, labels: Iterable[str]) -> None:
+    """Refuse a place where the tables would replace anything but those of an earlier comparison, and labels
+    that name no folders there."""
+    _check_labels(labels)
     there = names_in(folder)
     if _is_run(folder):
         raise UserError(f"{folder} holds a run, not a comparison: choose another --out")
