@@ -133,3 +133,9 @@ def test_where_a_figure_goes(tmp_path: Path) -> None:
     assert plots.stem_for([tmp_path], "mask", tmp_path / "x.svg") == tmp_path / "x.svg"
     with pytest.raises(UserError, match=r"-o writes \.png, \.svg or \.pdf, not x\.txt"):
         plots.stem_for([tmp_path], "mask", tmp_path / "x.txt")
+
+
+def test_labels_are_no_formulas(tmp_path: Path) -> None:
+    history = [record(1, mask_rate=0.5, target_entropy=0.5)]
+    for figure in (plots.plot, plots.plot_mask, plots.plot_target):
+        assert figure({r"fedcsd:x=$\frac$": [history]}, tmp_path / "x.png") == [tmp_path / "x.png"]
