@@ -35,7 +35,7 @@ def test_a_run_that_was_cut_off_and_lost_its_checkpoints_says_that_it_starts_aga
     assert again.accuracy == whole.accuracy
 
 
-def test_damaged_runs_are_told_in_one_line(tmp_path: Path) -> None:
+def test_damaged_runs_are_told_in_one_line(tmp_path: Path, fedcsd: Fedcsd) -> None:
     package.run(data=blobs(), rounds=4, out=tmp_path / "run", **SMALL)
     metrics = tmp_path / "run/metrics.jsonl"
     lines = metrics.read_text().splitlines(keepends=True)
@@ -46,10 +46,13 @@ def test_damaged_runs_are_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot read the model"):
         package.load_run(tmp_path / "run")
     whole = (tmp_path / "run/partition.npz").read_bytes()
-    for content in (b"no", whole[:-20]):
+    torn = bytearray(whole)
+    torn[60:120] = bytes(60)
+    for content in (b"", b"no", whole[:-20], bytes(torn)):
         (tmp_path / "run/partition.npz").write_bytes(content)
         with pytest.raises(UserError, match=r"cannot read .*partition\.npz"):
             package.resume(tmp_path / "run", data=blobs(), rounds=6)
+        assert fedcsd("report", "run").returncode == 0
     for content in ("{", "[1]", "3"):
         (tmp_path / "run/summary.json").write_text(content)
         with pytest.raises(UserError, match=r"summary\.json is damaged"):

@@ -18,7 +18,6 @@ import shlex
 import shutil
 import time
 import tomllib
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -30,7 +29,7 @@ import tomli_w
 
 from fedcsd import states
 from fedcsd.config import FACTS, Settings
-from fedcsd.data.partition import Counts, Rows, packed, unpacked
+from fedcsd.data.partition import UNREADABLE, Counts, Rows, packed, unpacked
 from fedcsd.errors import Busy, Divergence, UserError, no_run, note
 from fedcsd.packing import Torn, finite, header_of, pack, unpack
 from fedcsd.provenance import facts
@@ -248,8 +247,9 @@ class RunDirectory:
             with np.load(self.path / "partition.npz", allow_pickle=False) as file:
                 held = unpacked(file["held_rows"], file["held_sizes"]) if "held_rows" in file else []
                 return unpacked(file["rows"], file["sizes"]), held
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            raise UserError(f"cannot read {self.path / 'partition.npz'}: {error}") from None
+        except UNREADABLE as error:
+            why = str(error) or "it is damaged"
+            raise UserError(f"cannot read {self.path / 'partition.npz'}: {why}") from None
 
     def counts(self) -> Counts | None:
         """How many training samples of each class each client has; None if that is not known."""
@@ -257,7 +257,7 @@ class RunDirectory:
             with np.load(self.path / "partition.npz", allow_pickle=False) as file:
                 counts: Counts | None = file.get("counts")
                 return counts
-        except (OSError, ValueError, zipfile.BadZipFile):
+        except UNREADABLE:
             return None
 
     def history(self) -> list[dict[str, Any]]:
