@@ -93,7 +93,7 @@ def blown_up(run: Ended, classes: int, untrained: bool = False) -> list[str]:
 
     Of a global model with an untrained part the test loss says nothing; the clients' own loss does.
     """
-    if run.diverged:
+    if run.diverged or not run.history:  # what was measured may be lost
         return []
     name = "train_loss" if untrained else "test_loss"
     loss = run.history[-1].get(name)

@@ -156,7 +156,8 @@ def _alerts(found: Found) -> list[str]:
     said = [f"{run.path.name}: {run.state}" if several else run.state for run in [*bad, *found.damaged]]
     for runs in found.groups.values():
         for run in runs:
-            lost = sum("test_accuracy" not in r for r in run.history)
+            rounds = int((run.summary or {}).get("rounds", 0))
+            lost = max(rounds, len(run.history)) - sum("test_accuracy" in r for r in run.history)
             if lost:
                 said.append(f"{run.path.name}: {lost} of its rounds cannot be read")
     return said
