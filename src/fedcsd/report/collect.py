@@ -137,9 +137,16 @@ def _with_unfinished(
             cell = [cell[0], f"{cell[1]} ({len(waiting)} of {len(runs)} not finished)", *cell[2:]]
             strong = [False] * width
         return cell, strong
-    latest = [float(a) for run in waiting if run.raw and (a := run.raw[-1].get("test_accuracy")) is not None]
-    so_far = f"{100 * sum(latest) / len(latest):.2f} so far" if latest else "no round yet"
-    return [label, so_far, *["–"] * (width - 2)], [False] * width
+    newest = [run.summary["final_accuracy"] if run.summary else _newest(run) for run in runs]
+    known = [float(a) for a in newest if isinstance(a, (int, float))]
+    shown = f"{100 * sum(known) / len(known):.2f}{' so far' * bool(waiting)}" if known else "–"
+    if waiting and not known:
+        shown = "no round yet"
+    return [label, shown, *["–"] * (width - 2)], [False] * width
+
+
+def _newest(run: Seen) -> Any:
+    return run.raw[-1].get("test_accuracy") if run.raw else None
 
 
 def _seconds(seconds: float | None) -> str:
