@@ -1,5 +1,6 @@
 """The arithmetic of the paper's tables, against numbers worked out by hand."""
 
+import json
 import math
 from dataclasses import replace
 from itertools import combinations
@@ -14,7 +15,7 @@ from fedcsd.analysis.tables import LATEX, MARKDOWN, PLAIN
 from fedcsd.errors import Divergence
 from fedcsd.paper.exhibits import EXHIBITS, NAMES, PRINTED, Cell, Exhibit, Part, Point
 from fedcsd.paper.measured import MEASURES, Measured, Result, apart, best_in, measure, nearer_pool, order_of
-from fedcsd.paper.plan import Outcome
+from fedcsd.paper.plan import Outcome, Planned
 from fedcsd.paper.report import (
     Report,
     cell_text,
@@ -100,6 +101,15 @@ def test_a_final_round_without_a_value_has_none() -> None:
     assert math.isnan(measured.values[0])
     assert measured.best == pytest.approx((90,))
     assert measured_text(measured, PLAIN) == "–"
+
+
+def test_a_run_that_does_not_say_where_it_was_trained(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("rounds = 1\n[facts]\n")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"round": 1, **record(0.5)}) + "\n")
+    (tmp_path / "summary.json").write_text('{"rounds": 1}')
+    found = Outcome.of(Planned(POINT, 0, {}, tmp_path, 1.0))
+    assert found
+    assert found.where == {"host": {}, "versions": {"package": ""}}
 
 
 def test_the_order_of_four_methods_by_hand() -> None:
