@@ -71,6 +71,18 @@ def test_lost_measurements_of_a_finished_run_are_told(tmp_path: Path, fedcsd: Fe
     assert "of the 4 rounds that were trained" in fedcsd("show", "run").stderr
 
 
+@pytest.mark.parametrize("line", [b'{"round": 2, "x": "\xff"}', b"{}", b'{"round": null}', b'{"round": "2"}'])
+def test_a_line_that_is_none_of_a_round_is_left_out(line: bytes, tmp_path: Path, fedcsd: Fedcsd) -> None:
+    package.run(data=blobs(), rounds=3, out=tmp_path / "run", **SMALL)
+    metrics = tmp_path / "run/metrics.jsonl"
+    first, _, last = metrics.read_bytes().splitlines()
+    metrics.write_bytes(b"\n".join([first, line, last]))
+    said = "note: run/metrics.jsonl is damaged: of the 3 rounds that were trained 2 are in it\n"
+    for command in (("plot", "run"), ("show", "run"), ("report", "run")):
+        done = fedcsd(*command)
+        assert (done.returncode, done.stderr) == (0, said)
+
+
 def test_a_run_that_cannot_be_written_is_told_in_one_line(tmp_path: Path, fedcsd: Fedcsd) -> None:
     package.run(rounds=1, out=tmp_path / "run", **SMALL)
     (tmp_path / "run/curves.png").mkdir()

@@ -261,12 +261,12 @@ class RunDirectory:
             return None
 
     def history(self) -> list[dict[str, Any]]:
-        """The rounds measured so far. A line that was cut off is left out."""
+        """The rounds measured so far. A line that was cut off or is none of a round is left out."""
         path, records = self.path / "metrics.jsonl", []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        for line in path.read_bytes().splitlines() if path.exists() else []:
             with suppress(ValueError):
                 records.append(json.loads(line))
-        records = [r for r in records if isinstance(r, dict)]
+        records = [r for r in records if isinstance(r, dict) and isinstance(r.get("round"), int)]
         if len(records) != (rounds := (self.summary or {}).get("rounds", len(records))):
             note(f"{path} is damaged: of the {rounds} rounds that were trained {len(records)} are in it")
         return records
