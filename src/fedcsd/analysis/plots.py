@@ -197,9 +197,10 @@ def times(runs: Sequence[History], x: str) -> NDArray[np.float64]:
 
 
 def _cost(record: Mapping[str, Any], x: str) -> float:
-    if x == "seconds":
-        return float(record["seconds"])
-    return (float(record["bytes_down"]) + float(record["bytes_up"])) / 1e6
+    keys, unit = (("seconds",), 1.0) if x == "seconds" else (("bytes_down", "bytes_up"), 1e6)
+    if lost := [key for key in keys if record.get(key) is None]:
+        raise UserError(f"a round of these runs lacks {lost[0]}: draw them against rounds, with --x round")
+    return sum(float(record[key]) for key in keys) / unit
 
 
 def plot_mask(histories: Mapping[str, Sequence[History]], stem: Path) -> list[Path]:
