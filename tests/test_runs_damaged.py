@@ -1,15 +1,19 @@
 """Runs whose files are damaged, lost or cannot be written: told in one line, and nothing is lost that was there."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 from conftest import Fedcsd, blobs
+from test_report import made
 from test_runs import SMALL
 
 import fedcsd as package
 from fedcsd import cli
 from fedcsd.errors import Note, UserError
+
+NAN = float("nan")
 
 
 def test_a_finished_run_without_checkpoints_is_never_trained_again(tmp_path: Path) -> None:
@@ -81,6 +85,30 @@ def test_a_line_that_is_none_of_a_round_is_left_out(line: bytes, tmp_path: Path,
     for command in (("plot", "run"), ("show", "run"), ("report", "run")):
         done = fedcsd(*command)
         assert (done.returncode, done.stderr) == (0, said)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("lost", ["test_accuracy", "final_accuracy", "best_round", "bytes_up", "seconds"])
+def test_numbers_that_are_lost_are_shown_as_such(
+    lost: str, finished: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = made(tmp_path / "all/run", [0.5, 0.7, 0.6])
+    metrics, summary = run / "metrics.jsonl", run / "summary.json"
+    whole = json.loads(summary.read_text())
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    without = [{k: v for k, v in content.items() if k != lost} for content in (whole, *records)]
+    for result, *rounds in (
+        without,
+        [{**r, lost: None} for r in without],
+        [{**r, lost: NAN} for r in without],
+    ):
+        metrics.write_text("".join(json.dumps(r) + "\n" for r in [records[0], *rounds[1:]]))
+        summary.write_text(json.dumps(result)) if finished else summary.unlink(missing_ok=True)
+        for command in (("show", run), ("show", run.parent), ("report", run)):
+            status = cli.guarded([command[0], str(command[1])], debug=False)
+            said = capsys.readouterr()
+            assert status == 0 or "is damaged" in said.err
+            assert "nan" not in said.out
 
 
 def test_a_run_that_cannot_be_written_is_told_in_one_line(tmp_path: Path, fedcsd: Fedcsd) -> None:

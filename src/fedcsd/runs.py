@@ -31,7 +31,7 @@ from fedcsd import states
 from fedcsd.config import FACTS, Settings
 from fedcsd.data.partition import UNREADABLE, Counts, Rows, packed, unpacked
 from fedcsd.errors import Busy, Divergence, UserError, no_run, note
-from fedcsd.packing import Torn, finite, header_of, pack, unpack
+from fedcsd.packing import Torn, finite, header_of, pack, parsed, unpack
 from fedcsd.provenance import facts
 from fedcsd.states import flush
 from fedcsd.weights import Layout, Value
@@ -265,7 +265,7 @@ class RunDirectory:
         path, records = self.path / "metrics.jsonl", []
         for line in path.read_bytes().splitlines() if path.exists() else []:
             with suppress(ValueError):
-                records.append(json.loads(line))
+                records.append(parsed(line))
         records = [r for r in records if isinstance(r, dict) and isinstance(r.get("round"), int)]
         if len(records) != (rounds := (self.summary or {}).get("rounds", len(records))):
             note(f"{path} is damaged: of the {rounds} rounds that were trained {len(records)} are in it")
@@ -375,7 +375,7 @@ class RunDirectory:
         """What a file says of the run's end; None if it is not there."""
         path = self.path / name
         try:
-            return kind(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+            return kind(**parsed(path.read_bytes())) if path.exists() else None
         except (OSError, ValueError, TypeError):
             raise UserError(f"{path} is damaged: restore it") from None
 

@@ -291,7 +291,7 @@ def _runs(found: Found) -> list[list[str]]:
     for label, runs in found.groups.items():
         for run in runs:
             try:
-                summary = run.summary or (summarise(run.raw) if run.raw else {})
+                summary = finite(run.summary or (summarise(run.raw) if run.raw else {}))
             except DAMAGE:
                 summary = {}
             accuracy = summary.get("final_accuracy")
