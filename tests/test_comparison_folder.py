@@ -83,3 +83,21 @@ def test_one_process_at_a_time_trains_a_comparison(fedcsd: Fedcsd, tmp_path: Pat
     assert result.stderr == "error: another process is training c right now\n"
     assert set(content(tmp_path)) == {"c/lock"}
     assert fedcsd(*COMPARE, "--out", "c").returncode == 0
+
+
+@pytest.mark.parametrize("labels", [("a:b", "a-b"), ("a/b", "a_b")])
+def test_two_labels_never_share_a_folder(labels: tuple[str, str], tmp_path: Path) -> None:
+    methods = dict(zip(labels, ("fedavg", "fedprox"), strict=True))
+    with pytest.raises(UserError, match=r"would both be in a.b-seed0: choose other labels"):
+        compare(tmp_path / "c", methods)
+    assert not (tmp_path / "c").exists()
+    assert len(package.compare(methods, data=blobs(), **SMALL).rows) == 2  # nothing is written
+    compare(tmp_path / "c", {labels[0]: "fedavg", "other": "fedprox"})
+
+
+@pytest.mark.filterwarnings("ignore:constrained_layout")
+def test_a_label_too_long_for_a_folder_is_refused_before_any_training(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"'a{20}…' is too long .* choose a shorter label"):
+        compare(tmp_path / "c", {"fine": "fedavg", "a" * 250: "fedprox"})
+    assert not (tmp_path / "c").exists()
+    compare(tmp_path / "c", {"a" * 249: "fedavg"})

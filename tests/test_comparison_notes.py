@@ -157,6 +157,15 @@ def test_a_panel_for_own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert len(drawn(monkeypatch, tmp_path / "a.png", {"fedavg": [[held_out]]}).axes) == 2
 
 
+def test_labels_are_drawn_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    histories = {label: [[{"test_accuracy": 0.5}]] for label in (r"$\frac$", "_mine", "5 $ a_b", "fedavg")}
+    curves.plot_curves(histories, tmp_path / "a.png")  # no formula, which could be a wrong one
+    legend = drawn(monkeypatch, tmp_path / "a.png", histories).axes[0].get_legend()
+    assert legend
+    shown = [text.get_text().replace(r"\$", "$").strip() for text in legend.get_texts()]
+    assert shown == list(histories)
+
+
 @pytest.mark.parametrize(("methods", "bands"), [(8, 8), (9, 0)])
 def test_many_methods_have_no_bands(
     methods: int, bands: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -180,6 +180,12 @@ def test_files_that_are_not_npz(tmp_path) -> None:
     (tmp_path / "a.npz").write_bytes(b"not a zip")
     with pytest.raises(UserError, match="cannot read"):
         load(str(tmp_path / "a.npz"))
+    np.savez_compressed(tmp_path / "a.npz", **broken())
+    torn = bytearray((tmp_path / "a.npz").read_bytes())
+    torn[60:120] = bytes(60)
+    (tmp_path / "a.npz").write_bytes(torn)
+    with pytest.raises(UserError, match="cannot read"):
+        load(str(tmp_path / "a.npz"))
     (tmp_path / "a.csv").write_text("1,2")
     with pytest.raises(UserError, match=r"is not an \.npz file, a \.parquet file or a folder"):
         load(str(tmp_path / "a.csv"))

@@ -133,3 +133,20 @@ def test_where_a_figure_goes(tmp_path: Path) -> None:
     assert plots.stem_for([tmp_path], "mask", tmp_path / "x.svg") == tmp_path / "x.svg"
     with pytest.raises(UserError, match=r"-o writes \.png, \.svg or \.pdf, not x\.txt"):
         plots.stem_for([tmp_path], "mask", tmp_path / "x.txt")
+
+
+def test_labels_are_no_formulas(tmp_path: Path) -> None:
+    history = [record(1, mask_rate=0.5, target_entropy=0.5)]
+    for figure in (plots.plot, plots.plot_mask, plots.plot_target):
+        assert figure({r"fedcsd:x=$\frac$": [history]}, tmp_path / "x.png") == [tmp_path / "x.png"]
+
+
+@pytest.mark.parametrize(
+    ("x", "lost"), [("seconds", "seconds"), ("bytes", "bytes_up"), ("bytes", "bytes_down")]
+)
+def test_an_axis_needs_every_round(x: str, lost: str, tmp_path: Path) -> None:
+    for damaged in ({k: v for k, v in record(2).items() if k != lost}, record(2, **{lost: None})):
+        history = {"fedavg": [[record(1), damaged]]}
+        with pytest.raises(UserError, match=f"lacks {lost}: draw them against rounds, with --x round"):
+            plots.plot(history, tmp_path / "x.png", x=x)
+        assert plots.plot(history, tmp_path / "x.png")

@@ -1,15 +1,19 @@
 """Runs whose files are damaged, lost or cannot be written: told in one line, and nothing is lost that was there."""
 
+import json
 import shutil
 from pathlib import Path
 
 import pytest
 from conftest import Fedcsd, blobs
+from test_report import made
 from test_runs import SMALL
 
 import fedcsd as package
 from fedcsd import cli
 from fedcsd.errors import Note, UserError
+
+NAN = float("nan")
 
 
 def test_a_finished_run_without_checkpoints_is_never_trained_again(tmp_path: Path) -> None:
@@ -35,7 +39,7 @@ def test_a_run_that_was_cut_off_and_lost_its_checkpoints_says_that_it_starts_aga
     assert again.accuracy == whole.accuracy
 
 
-def test_damaged_runs_are_told_in_one_line(tmp_path: Path) -> None:
+def test_damaged_runs_are_told_in_one_line(tmp_path: Path, fedcsd: Fedcsd) -> None:
     package.run(data=blobs(), rounds=4, out=tmp_path / "run", **SMALL)
     metrics = tmp_path / "run/metrics.jsonl"
     lines = metrics.read_text().splitlines(keepends=True)
@@ -46,10 +50,13 @@ def test_damaged_runs_are_told_in_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot read the model"):
         package.load_run(tmp_path / "run")
     whole = (tmp_path / "run/partition.npz").read_bytes()
-    for content in (b"no", whole[:-20]):
+    torn = bytearray(whole)
+    torn[60:120] = bytes(60)
+    for content in (b"", b"no", whole[:-20], bytes(torn)):
         (tmp_path / "run/partition.npz").write_bytes(content)
         with pytest.raises(UserError, match=r"cannot read .*partition\.npz"):
             package.resume(tmp_path / "run", data=blobs(), rounds=6)
+        assert fedcsd("report", "run").returncode == 0
     for content in ("{", "[1]", "3"):
         (tmp_path / "run/summary.json").write_text(content)
         with pytest.raises(UserError, match=r"summary\.json is damaged"):
@@ -66,6 +73,42 @@ def test_lost_measurements_of_a_finished_run_are_told(tmp_path: Path, fedcsd: Fe
     with pytest.warns(Note, match="damaged: of the 4 rounds that were trained 2 are in it|1 are in it"):
         package.load_run(tmp_path / "run")
     assert "of the 4 rounds that were trained" in fedcsd("show", "run").stderr
+
+
+@pytest.mark.parametrize("line", [b'{"round": 2, "x": "\xff"}', b"{}", b'{"round": null}', b'{"round": "2"}'])
+def test_a_line_that_is_none_of_a_round_is_left_out(line: bytes, tmp_path: Path, fedcsd: Fedcsd) -> None:
+    package.run(data=blobs(), rounds=3, out=tmp_path / "run", **SMALL)
+    metrics = tmp_path / "run/metrics.jsonl"
+    first, _, last = metrics.read_bytes().splitlines()
+    metrics.write_bytes(b"\n".join([first, line, last]))
+    said = "note: run/metrics.jsonl is damaged: of the 3 rounds that were trained 2 are in it\n"
+    for command in (("plot", "run"), ("show", "run"), ("report", "run")):
+        done = fedcsd(*command)
+        assert (done.returncode, done.stderr) == (0, said)
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("lost", ["test_accuracy", "final_accuracy", "best_round", "bytes_up", "seconds"])
+def test_numbers_that_are_lost_are_shown_as_such(
+    lost: str, finished: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = made(tmp_path / "all/run", [0.5, 0.7, 0.6])
+    metrics, summary = run / "metrics.jsonl", run / "summary.json"
+    whole = json.loads(summary.read_text())
+    records = [json.loads(line) for line in metrics.read_text().splitlines()]
+    without = [{k: v for k, v in content.items() if k != lost} for content in (whole, *records)]
+    for result, *rounds in (
+        without,
+        [{**r, lost: None} for r in without],
+        [{**r, lost: NAN} for r in without],
+    ):
+        metrics.write_text("".join(json.dumps(r) + "\n" for r in [records[0], *rounds[1:]]))
+        summary.write_text(json.dumps(result)) if finished else summary.unlink(missing_ok=True)
+        for command in (("show", run), ("show", run.parent), ("report", run)):
+            status = cli.guarded([command[0], str(command[1])], debug=False)
+            said = capsys.readouterr()
+            assert status == 0 or "is damaged" in said.err
+            assert "nan" not in said.out
 
 
 def test_a_run_that_cannot_be_written_is_told_in_one_line(tmp_path: Path, fedcsd: Fedcsd) -> None:

@@ -287,7 +287,7 @@ def show(path: Path) -> None:
         return
     if history:
         show_run(settings, summary or summarise(history), finished=summary is not None)
-        say(f"accuracy by round  {sparkline([r['test_accuracy'] for r in history])}")
+        say(f"accuracy by round  {sparkline([r.get('test_accuracy') for r in history])}")
     for change in directory.config["facts"].get("changes", []):
         say(change)
     if end:

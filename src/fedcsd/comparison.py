@@ -1,6 +1,7 @@
 """Several methods on the same federation, over several seeds, side by side."""
 
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
@@ -20,6 +21,7 @@ from fedcsd.methods._partly_local import PartlyLocal
 from fedcsd.naming import free, labelled, method_table, short
 from fedcsd.runs import RunDirectory, names_in, write_whole, writing_to
 
+LONGEST = 255  # bytes of a folder's name
 FILES = ("comparison.md", "comparison.csv", "comparison.tex", "comparison.json", "curves.png", "report.html")
 
 
@@ -158,7 +160,7 @@ def compare(
             path = folder / run_name(label, seed) if folder else None
             plan.append(Cell(label, seed, layered(settings, values, {"seed": seed}), given, path, overwrite))
     if folder:
-        _check_folder(folder)
+        _check_folder(folder, plan)
     about = _about(entries, without, _check(plan))
     with _claimed(folder):
         runs = _train_all(plan, on_start)
@@ -298,8 +300,24 @@ def run_name(label: str, seed: int) -> str:
     return f"{label.replace(':', '-').replace('/', '_')}-seed{seed}"
 
 
-def _check_folder(folder: Path) -> None:
-    """Refuse a place where the tables would replace anything but those of an earlier comparison."""
+def _check_labels(plan: Sequence[Cell]) -> None:
+    """Refuse labels too long for a folder's name, and those of which two name one: the second would be shown
+    the first one's runs."""
+    taken: dict[str, str] = {}
+    for cell in plan:
+        label, name = cell.label, run_name(cell.label, cell.seed)
+        if len(os.fsencode(name)) > LONGEST:
+            raise UserError(
+                f"{label[:20] + '…'!r} is too long for the name of a folder: choose a shorter label"
+            )
+        if (other := taken.setdefault(name, label)) != label:
+            raise UserError(f"{other!r} and {label!r} would both be in {name}: choose other labels")
+
+
+def _check_folder(folder: Path, plan: Sequence[Cell]) -> None:
+    """Refuse a place where the tables would replace anything but those of an earlier comparison, and labels
+    that cannot name folders there."""
+    _check_labels(plan)
     there = names_in(folder)
     if _is_run(folder):
         raise UserError(f"{folder} holds a run, not a comparison: choose another --out")

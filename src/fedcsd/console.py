@@ -1,5 +1,6 @@
 """What a person sees in the terminal: progress while training, tables at the end."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedcsd.analysis import tables
+from fedcsd.analysis.summary import number
 from fedcsd.analysis.tables import Row
 from fedcsd.federation import Watch
 from fedcsd.naming import short
@@ -247,8 +249,8 @@ def show_comparison(
         side: JustifyMethod = "left" if index < spreads else "right"
         shown.add_column(Text(head[index]), overflow="fold", justify=side, width=widths[index])
     best = {"accuracy (%)": tables.best_of(rows), "own data (%)": tables.best_of(rows, "own")}
-    for number, line in enumerate(zip(*columns[:fitting], strict=True)):
-        bold = [name in best and best[name][number] for name in head[:fitting]]
+    for place, line in enumerate(zip(*columns[:fitting], strict=True)):
+        bold = [name in best and best[name][place] for name in head[:fitting]]
         shown.add_row(*(Text(cell, "bold green" * b) for cell, b in zip(line, bold, strict=True)))
     (console if console.is_terminal else Console(width=sum(widths) + 3 * fitting + 1)).print(shown)
     if fitting < len(head):
@@ -266,35 +268,34 @@ def aligned(texts: Sequence[str]) -> list[str]:
 def show_run(settings: Mapping[str, Any], summary: Mapping[str, Any], finished: bool = True) -> None:
     """The result of one run, or how far it is, as a small table."""
     method, rounds = short(settings["method"]["name"]), summary["rounds"]
+
+    def text(form: str, *keys: str, factor: float = 1.0) -> str:
+        values = [factor * number(summary.get(key)) for key in keys]
+        return form.format(*values) if all(map(math.isfinite, values)) else "–"
+
     last = (
         "the last ten rounds" if rounds >= 10 else f"all {rounds} rounds" if rounds > 1 else "the only round"
     )
+    best, seconds = text("{:.2f} %", "best_accuracy", factor=100), number(summary.get("seconds"))
+    at = f" in round {summary['best_round']}" if summary.get("best_round") else ""
     rows = [
-        ["final accuracy" if finished else "accuracy so far", f"{100 * summary['final_accuracy']:.2f} %"],
-        [f"mean of {last}", f"{100 * summary['mean_of_last_ten_accuracy']:.2f} %"],
-        [
-            "best round (not the result)",
-            f"{100 * summary['best_accuracy']:.2f} % in round {summary['best_round']}",
-        ],
+        ["final accuracy" if finished else "accuracy so far", text("{:.2f} %", "final_accuracy", factor=100)],
+        [f"mean of {last}", text("{:.2f} %", "mean_of_last_ten_accuracy", factor=100)],
+        ["best round (not the result)", best + at * (best != "–")],
         [
             "sent to clients / by clients",
-            f"{summary['bytes_down'] / 1e6:.2f} / {summary['bytes_up'] / 1e6:.2f} MB",
+            text("{:.2f} / {:.2f} MB", "bytes_down", "bytes_up", factor=1e-6),
         ],
-        ["time", duration(summary["seconds"])],
+        ["time", duration(seconds) if math.isfinite(seconds) else "–"],
     ]
     if "mean_logit_drift" in summary:
-        rows.insert(
-            3,
-            [
-                "logit / feature drift, mean",
-                f"{summary['mean_logit_drift']:.3f} / {summary['mean_feature_drift']:.3f}",
-            ],
-        )
+        drifts = text("{:.3f} / {:.3f}", "mean_logit_drift", "mean_feature_drift")
+        rows.insert(3, ["logit / feature drift, mean", drifts])
     for key, model in (("client_accuracy", "global model"), ("client_accuracy_personal", "own models")):
         if f"{key}_mean" in summary:
-            figures = [100 * summary[f"{key}_{what}"] for what in ("mean", "worst_decile")]
-            rows.append([f"{model}, clients' own data", "{:.2f} % (worst tenth {:.2f} %)".format(*figures)])
-    if summary["diverged"]:
+            figures = "{:.2f} % (worst tenth {:.2f} %)", f"{key}_mean", f"{key}_worst_decile"
+            rows.append([f"{model}, clients' own data", text(*figures, factor=100)])
+    if number(summary.get("diverged")) > 0:
         rows.append(["left out for divergence", f"{summary['diverged']} times"])
     if "refused" in summary:
         rows.append(["answers refused / late / missing", "{refused} / {late} / {missing}".format(**summary)])
@@ -306,12 +307,12 @@ def show_run(settings: Mapping[str, Any], summary: Mapping[str, Any], finished: 
 BLOCKS = "▁▂▃▄▅▆▇█"
 
 
-def sparkline(values: Sequence[float], width: int = 60) -> str:
-    """A curve in one line of text, from 0 to the largest value."""
+def sparkline(values: Sequence[Any], width: int = 60) -> str:
+    """A curve in one line of text, from 0 to the largest value; a gap for what is no number."""
     if len(values) > width:
         values = [values[i * len(values) // width] for i in range(width)]
-    top = max(values) or 1.0
-    return "".join(BLOCKS[min(7, int(8 * v / top))] for v in values)
+    top = max(tables.known([*map(number, values)]), default=1.0) or 1.0
+    return "".join(BLOCKS[min(7, int(8 * v / top))] if math.isfinite(v) else " " for v in map(number, values))
 
 
 def say(text: str = "", *, bold: str = "") -> None:

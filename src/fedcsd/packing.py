@@ -34,6 +34,11 @@ def finite(value: Any) -> Any:
     return value
 
 
+def parsed(text: bytes) -> Any:
+    """The value that JSON stands for, with NaN and infinities as null."""
+    return json.loads(text, parse_constant=lambda name: None)
+
+
 def pack(header: Mapping[str, Any], values: Mapping[str, Value], *, checksum: bool = False) -> bytes:
     """One safetensors blob: `header` is any JSON, `values` tensors, weights and numbers by name."""
     described_tensors, entries = described(values)

@@ -18,7 +18,6 @@ import shlex
 import shutil
 import time
 import tomllib
-import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -30,9 +29,9 @@ import tomli_w
 
 from fedcsd import states
 from fedcsd.config import FACTS, Settings
-from fedcsd.data.partition import Counts, Rows, packed, unpacked
+from fedcsd.data.partition import UNREADABLE, Counts, Rows, packed, unpacked
 from fedcsd.errors import Busy, Divergence, UserError, no_run, note
-from fedcsd.packing import Torn, finite, header_of, pack, unpack
+from fedcsd.packing import Torn, finite, header_of, pack, parsed, unpack
 from fedcsd.provenance import facts
 from fedcsd.states import flush
 from fedcsd.weights import Layout, Value
@@ -248,8 +247,9 @@ class RunDirectory:
             with np.load(self.path / "partition.npz", allow_pickle=False) as file:
                 held = unpacked(file["held_rows"], file["held_sizes"]) if "held_rows" in file else []
                 return unpacked(file["rows"], file["sizes"]), held
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
-            raise UserError(f"cannot read {self.path / 'partition.npz'}: {error}") from None
+        except UNREADABLE as error:
+            why = str(error) or "it is damaged"
+            raise UserError(f"cannot read {self.path / 'partition.npz'}: {why}") from None
 
     def counts(self) -> Counts | None:
         """How many training samples of each class each client has; None if that is not known."""
@@ -257,16 +257,16 @@ class RunDirectory:
             with np.load(self.path / "partition.npz", allow_pickle=False) as file:
                 counts: Counts | None = file.get("counts")
                 return counts
-        except (OSError, ValueError, zipfile.BadZipFile):
+        except UNREADABLE:
             return None
 
     def history(self) -> list[dict[str, Any]]:
-        """The rounds measured so far. A line that was cut off is left out."""
+        """The rounds measured so far. A line that was cut off or is none of a round is left out."""
         path, records = self.path / "metrics.jsonl", []
-        for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
+        for line in path.read_bytes().splitlines() if path.exists() else []:
             with suppress(ValueError):
-                records.append(json.loads(line))
-        records = [r for r in records if isinstance(r, dict)]
+                records.append(parsed(line))
+        records = [r for r in records if isinstance(r, dict) and isinstance(r.get("round"), int)]
         if len(records) != (rounds := (self.summary or {}).get("rounds", len(records))):
             note(f"{path} is damaged: of the {rounds} rounds that were trained {len(records)} are in it")
         return records
@@ -375,7 +375,7 @@ class RunDirectory:
         """What a file says of the run's end; None if it is not there."""
         path = self.path / name
         try:
-            return kind(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+            return kind(**parsed(path.read_bytes())) if path.exists() else None
         except (OSError, ValueError, TypeError):
             raise UserError(f"{path} is damaged: restore it") from None
 

@@ -1,5 +1,6 @@
 """The arithmetic of the paper's tables, against numbers worked out by hand."""
 
+import json
 import math
 from dataclasses import replace
 from itertools import combinations
@@ -14,8 +15,16 @@ from fedcsd.analysis.tables import LATEX, MARKDOWN, PLAIN
 from fedcsd.errors import Divergence
 from fedcsd.paper.exhibits import EXHIBITS, NAMES, PRINTED, Cell, Exhibit, Part, Point
 from fedcsd.paper.measured import MEASURES, Measured, Result, apart, best_in, measure, nearer_pool, order_of
-from fedcsd.paper.plan import Outcome
-from fedcsd.paper.report import Report, cell_text, findings, missing_line, order_lines, order_text
+from fedcsd.paper.plan import Outcome, Planned
+from fedcsd.paper.report import (
+    Report,
+    cell_text,
+    findings,
+    measured_text,
+    missing_line,
+    order_lines,
+    order_text,
+)
 from fedcsd.paper.scales import Choices
 
 NAN = math.nan
@@ -82,6 +91,25 @@ def test_other_measures() -> None:
     assert math.isnan(MEASURES["dslr"](history)[1])
     assert MEASURES["average"](history) == pytest.approx([30, 60])  # without domains the test accuracy
     assert MEASURES["wrong_filtered"](history)[0] == 90
+
+
+def test_a_final_round_without_a_value_has_none() -> None:
+    # A teacher that was right throughout has no wrong soft label to filter.
+    cell = Cell("digits", "wrong, filtered", POINT, "wrong_filtered")
+    run = replace(outcome(), history=[record(0.5, wrong_filtered=0.9), record(0.6)])
+    measured = measure(cell, (0,), {(POINT, 0): run})
+    assert math.isnan(measured.values[0])
+    assert measured.best == pytest.approx((90,))
+    assert measured_text(measured, PLAIN) == "–"
+
+
+def test_a_run_that_does_not_say_where_it_was_trained(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("rounds = 1\n[facts]\n")
+    (tmp_path / "metrics.jsonl").write_text(json.dumps({"round": 1, **record(0.5)}) + "\n")
+    (tmp_path / "summary.json").write_text('{"rounds": 1}')
+    found = Outcome.of(Planned(POINT, 0, {}, tmp_path, 1.0))
+    assert found
+    assert found.where == {"host": {}, "versions": {"package": ""}}
 
 
 def test_the_order_of_four_methods_by_hand() -> None:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from fedcsd.analysis.figures import COLOURS, look
+from fedcsd.analysis.figures import COLOURS, look, verbatim
 from fedcsd.analysis.rows import PERSONAL
 
 LEGEND_ROWS = 22
@@ -88,7 +88,7 @@ def line(
     length, shown = values.shape[1], look(index)
     at = np.arange(1.0, length + 1) if x is None else x
     dot = "." if length == 1 else ""  # one round makes no line
-    axis.plot(at, values.mean(0), marker=dot, label=label, linewidth=width, **shown)
+    axis.plot(at, values.mean(0), marker=dot, label=verbatim(label), linewidth=width, **shown)
     if band and len(runs) > 1:
         axis.fill_between(at, values.min(0), values.max(0), color=shown["color"], alpha=0.15, linewidth=0)
     for run in runs:

@@ -16,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedcsd.analysis.figures import COLOURS, PAGE, dress, lettered, look, printed
+from fedcsd.analysis.figures import COLOURS, PAGE, dress, lettered, look, printed, verbatim
 from fedcsd.analysis.forgetting import Forgetting, counts
 from fedcsd.analysis.plots import method_label
 from fedcsd.analysis.rows import told
@@ -291,7 +291,7 @@ def draw(study: Drift, stem: Path) -> list[Path]:
                 ("e", study.accuracy, curve.local_accuracy, 100),
             ):
                 shown = [factor * value for value in (before, *values)]
-                axes[panel].plot(range(len(shown)), shown, label=label, **look(index))
+                axes[panel].plot(range(len(shown)), shown, label=verbatim(label), **look(index))
         titles = lettered(["logits", "features", "accuracy in the round", "accuracy over rounds"])
         dress(axes["a"], titles[0], xlabel="local epoch", ylabel="KL(global ‖ local)", ylim=(0, None))
         dress(axes["b"], titles[1], xlabel="local epoch", ylabel="$\\ell_2$ distance", ylim=(0, None))

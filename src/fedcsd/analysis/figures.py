@@ -51,6 +51,11 @@ def look(index: int) -> dict[str, Any]:
     return {"color": COLOURS[index % len(COLOURS)], "linestyle": style}
 
 
+def verbatim(name: str) -> str:
+    """Somebody's own name as text: no formula between dollars, and in a legend also if it begins with `_`."""
+    return " " * name.startswith("_") + name.replace("$", r"\$")
+
+
 @contextmanager
 def printed(width: float, height: float, stem: Path, written: list[Path]) -> Iterator[Figure]:
     """A figure to draw on, of so many inches; at the end it is written as PNG, SVG and PDF, or as the one

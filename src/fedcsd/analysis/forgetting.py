@@ -61,7 +61,7 @@ def _percent(value: float | None) -> str:
 def draw(forgetting: Forgetting, stem: Path) -> list[Path]:
     """Heat maps of accuracy by class, one a method: the global model above, the local models below it. A
     dot marks the classes that a client holds."""
-    from fedcsd.analysis.figures import COLUMN, PAGE, printed
+    from fedcsd.analysis.figures import COLUMN, PAGE, printed, verbatim
 
     methods, clients, classes = list(forgetting.after), len(forgetting.clients), len(forgetting.images)
     columns = min(4, len(methods))
@@ -75,6 +75,7 @@ def draw(forgetting: Forgetting, stem: Path) -> list[Path]:
             axis.set_visible(False)
         for axis, label in zip(axes.flat, methods, strict=False):
             image = _panel(axis, forgetting, label)
+            axis.set_title(verbatim(label))
         for axis in axes[:, 0]:
             step = max(1, -(-clients // 12))
             places = range(0, clients, step)
@@ -103,7 +104,6 @@ def _panel(axis: Any, forgetting: Forgetting, label: str) -> Any:
     axis.axhline(0.5, color="white", linewidth=1.5)
     axis.spines[:].set_visible(False)
     axis.tick_params(length=2)
-    axis.set_title(label)
     return image
 
 

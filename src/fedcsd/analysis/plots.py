@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from fedcsd.analysis.curves import PANELS, History, line
-from fedcsd.analysis.figures import PAGE, SUFFIXES, below, dress, grid, printed
+from fedcsd.analysis.figures import PAGE, SUFFIXES, below, dress, grid, printed, verbatim
 from fedcsd.comparison import run_name
 from fedcsd.config import IRRELEVANT
 from fedcsd.errors import UserError, note, unknown
@@ -197,9 +197,10 @@ def times(runs: Sequence[History], x: str) -> NDArray[np.float64]:
 
 
 def _cost(record: Mapping[str, Any], x: str) -> float:
-    if x == "seconds":
-        return float(record["seconds"])
-    return (float(record["bytes_down"]) + float(record["bytes_up"])) / 1e6
+    keys, unit = (("seconds",), 1.0) if x == "seconds" else (("bytes_down", "bytes_up"), 1e6)
+    if lost := [key for key in keys if record.get(key) is None]:
+        raise UserError(f"a round of these runs lacks {lost[0]}: draw them against rounds, with --x round")
+    return sum(float(record[key]) for key in keys) / unit
 
 
 def plot_mask(histories: Mapping[str, Sequence[History]], stem: Path) -> list[Path]:
@@ -219,7 +220,7 @@ def plot_mask(histories: Mapping[str, Sequence[History]], stem: Path) -> list[Pa
             for index, (key, name) in enumerate(MASK.items()):
                 if any(key in r for h in runs for r in h):
                     _line(axis, runs, key, 100.0, name, index, "round")
-            dress(axis, label, xlabel="round", ylim=(-3, 103))
+            dress(axis, verbatim(label), xlabel="round", ylim=(-3, 103))
             axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
         for axis in axes[::columns]:
             axis.set_ylabel("share (%)")

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import mean
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 
 from fedcsd.analysis.tables import Row
 from fedcsd.config import IRRELEVANT, Settings
-from fedcsd.errors import Divergence
+from fedcsd.errors import Divergence, UserError
 from fedcsd.jobs import Run
 from fedcsd.methods import methods
 from fedcsd.methods._own import digest, digest_of
@@ -46,7 +47,7 @@ class About:
 def rows(runs: Mapping[str, Sequence[Run]], about: About | None = None) -> list[Row]:
     first = {run.settings["seed"]: 100 * run.accuracy for run in next(iter(runs.values()))}
     everything = [run for some in runs.values() for run in some]
-    own = any(PERSONAL in run.summary or run.settings["holdout"] > 0 for run in everything)
+    own = any(PERSONAL in run.summary or run.settings.get("holdout", 0) > 0 for run in everything)
     return [_row(label, some, first, own, about or About()) for label, some in runs.items()]
 
 
@@ -56,12 +57,14 @@ def _row(label: str, runs: Sequence[Run], first: Mapping[int, float], own: bool,
     finished = [run.summary for run in runs if not run.diverged]
 
     def over_runs(value: Callable[[dict[str, Any]], float]) -> float | None:
-        return mean(map(value, finished)) if finished else None
+        with suppress(KeyError, TypeError):  # a summary that lacks it
+            return mean(map(value, finished)) if finished else None
+        return None
 
     def notes(what: Callable[[Run], Sequence[str]]) -> list[str]:
         return [f"seed {run.settings['seed']}: {note}" for run in runs for note in what(run)]
 
-    drifts = [summary["mean_logit_drift"] for summary in finished if "mean_logit_drift" in summary]
+    drifts = [drift for summary in finished if (drift := summary.get("mean_logit_drift")) is not None]
     personal = any(PERSONAL in summary for summary in finished)
     key = PERSONAL if personal else "client_accuracy_mean"
     untrained = label in about.untrained
@@ -76,7 +79,7 @@ def _row(label: str, runs: Sequence[Run], first: Mapping[int, float], own: bool,
         over_runs(lambda summary: (summary["bytes_up"] + summary["bytes_down"]) / 1e6),
         over_runs(lambda summary: 100 * summary["best_accuracy"]),
         over_runs(lambda summary: summary["seconds"]),
-        [100 * run.summary.get(key, math.nan) for run in runs] if own else [],
+        [math.nan if (a := run.summary.get(key)) is None else 100 * a for run in runs] if own else [],
         personal,
         [run.diverged for run in runs],
         [*ends, *mended, *code, *blown],
@@ -93,7 +96,7 @@ def blown_up(run: Ended, classes: int, untrained: bool = False) -> list[str]:
 
     Of a global model with an untrained part the test loss says nothing; the clients' own loss does.
     """
-    if run.diverged:
+    if run.diverged or not run.history:  # what was measured may be lost
         return []
     name = "train_loss" if untrained else "test_loss"
     loss = run.history[-1].get(name)
@@ -136,7 +139,9 @@ def _code_now(name: str) -> tuple[str, str]:
     spec = parse(name)
     if spec.file:
         return digest_of(spec.file), spec.file.name
-    return digest(methods.load(name), name), spec.home or name
+    with suppress(UserError):  # its package may be gone
+        return digest(methods.load(name), name), spec.home or name
+    return "", spec.home or name
 
 
 def told(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """A run in a few numbers."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,20 @@ DROPPED = ("refused", "late", "missing", "lost_states")  # of a deployed run: an
 
 def summarise(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The result of a run: the final round counts; the best one is shown as what it is."""
-    accuracies = [r["test_accuracy"] for r in history]
+    accuracies = [number(r.get("test_accuracy")) for r in history]
     last = history[-1]
-    best = max(range(len(history)), key=lambda i: accuracies[i])
+    best = max(range(len(history)), key=lambda i: -1.0 if math.isnan(accuracies[i]) else accuracies[i])
     summary = {
         "rounds": len(history),
         "final_accuracy": accuracies[-1],
-        "final_loss": last["test_loss"],
+        "final_loss": number(last.get("test_loss")),
         "mean_of_last_ten_accuracy": sum(accuracies[-10:]) / len(accuracies[-10:]),
         "best_accuracy": accuracies[best],
         "best_round": history[best]["round"],
-        "bytes_down": sum(r["bytes_down"] for r in history),
-        "bytes_up": sum(r["bytes_up"] for r in history),
-        "seconds": sum(r["seconds"] for r in history),
-        "diverged": sum(r["diverged"] for r in history),
+        "bytes_down": sum(number(r.get("bytes_down")) for r in history),
+        "bytes_up": sum(number(r.get("bytes_up")) for r in history),
+        "seconds": sum(number(r.get("seconds")) for r in history),
+        "diverged": sum(number(r.get("diverged")) for r in history),
     }
     for name in DROPPED:
         if any(name in r for r in history):
@@ -43,13 +44,19 @@ def summarise(history: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return summary | {name: last[name] for name in OWN_DATA if last.get(name) is not None}
 
 
+def number(value: Any) -> float:
+    """A number as it is; NaN for what is lost, or none."""
+    return value if isinstance(value, (int, float)) else math.nan
+
+
 def progress_of(folder: Path) -> list[list[str]]:
     """Of each run in a folder: its name, the rounds done and the accuracy so far."""
     rows = []
     for config in sorted(folder.glob("*/config.toml")):
         run = RunDirectory.open(config.parent)
         history = run.history()
-        accuracy = f"{100 * history[-1]['test_accuracy']:.2f}" if history else ""
+        latest = number(history[-1].get("test_accuracy")) if history else math.nan
+        accuracy = f"{100 * latest:.2f}" if math.isfinite(latest) else "–" * bool(history)
         if end := run.divergence:
             accuracy = f"diverged (round {end.round})"
         rows.append([config.parent.name, f"{len(history)} of {run.settings['rounds']}", accuracy])

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedcsd import seeds
-from fedcsd.analysis.figures import COLOURS, COLUMN, PAGE, lettered, printed
+from fedcsd.analysis.figures import COLOURS, COLUMN, PAGE, lettered, printed, verbatim
 from fedcsd.analysis.start import Report, cohort_of, next_round, observable, ready, warmed_up
 from fedcsd.data.partition import counts_of
 from fedcsd.errors import UserError, note
@@ -224,7 +224,7 @@ def _panel(axis: Any, cloud: Cloud, title: str) -> None:
         axis.text(
             *middle, str(label), fontsize=6, weight="bold", ha="center", va="center", path_effects=stroke
         )
-    axis.set_title(title, loc="left")
+    axis.set_title(verbatim(title), loc="left")
     axis.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")
     axis.spines[:].set_visible(True)
     numbers = f"{NEIGHBOURS}-NN {100 * cloud.neighbours:.1f} %, silhouette {cloud.silhouette:.2f}"

@@ -1,11 +1,12 @@
 """Who holds what: the training samples dealt to clients. Each function is one way, named in `partitions`."""
 
-import zipfile
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,8 @@ Rows = npt.NDArray[np.int64]
 Counts = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 """Samples of each class at each client: [clients, classes]."""
 TRIES = 1000
+UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, BadZipFile, zlib.error)
+"""What NumPy raises for an .npz file that is damaged, or is none."""
 
 
 def counts_of(data: Dataset, parts: Sequence[Rows]) -> Counts:
@@ -166,7 +169,7 @@ def saved(deal: Deal, *, file: str = "") -> list[Rows]:
                 held = unpacked(content["held_rows"], content["held_sizes"])
                 parts = [np.concatenate(pair) for pair in zip(parts, held, strict=True)]
             samples = int(content["samples"]) if "samples" in content else len(deal.labels)
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile):
+    except UNREADABLE:
         needs = "whole numbers `rows` and `sizes`, as in a run's partition.npz"
         raise UserError(f"cannot read a partition from {file}: it needs {needs}") from None
     if samples != len(deal.labels):

@@ -99,9 +99,9 @@ def measure(cell: Cell, seeds: Sequence[int], outcomes: Mapping[tuple[Point, int
     for seed in seeds:
         outcome = outcomes.get((cell.point, seed))
         end = outcome.diverged if outcome else None
-        curve = known(MEASURES[cell.measure](outcome.history)) if outcome and not end else []
+        curve = MEASURES[cell.measure](outcome.history) if outcome and not end else []
         values.append(curve[-1] if curve else math.nan)
-        best.append(max(curve, default=math.nan))
+        best.append(max(known(curve), default=math.nan))
         ends.append(end)
         if outcome is None:
             missing.append(seed)

@@ -89,7 +89,8 @@ class Outcome:
             )
         config = there.config
         package = config["facts"].get("package", "")
-        where = {"host": config["host"], "versions": {**config["versions"], "package": package}}
+        versions = {**config.get("versions", {}), "package": package}
+        where = {"host": config.get("host", {}), "versions": versions}
         return cls(run.path, there.settings, history, diverged, tuple(there.mended), where)
 
 

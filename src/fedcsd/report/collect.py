@@ -137,9 +137,16 @@ def _with_unfinished(
             cell = [cell[0], f"{cell[1]} ({len(waiting)} of {len(runs)} not finished)", *cell[2:]]
             strong = [False] * width
         return cell, strong
-    latest = [float(a) for run in waiting if run.raw and (a := run.raw[-1].get("test_accuracy")) is not None]
-    so_far = f"{100 * sum(latest) / len(latest):.2f} so far" if latest else "no round yet"
-    return [label, so_far, *["–"] * (width - 2)], [False] * width
+    newest = [run.summary["final_accuracy"] if run.summary else _newest(run) for run in runs]
+    known = [float(a) for a in newest if isinstance(a, (int, float))]
+    shown = f"{100 * sum(known) / len(known):.2f}{' so far' * bool(waiting)}" if known else "–"
+    if waiting and not known:
+        shown = "no round yet"
+    return [label, shown, *["–"] * (width - 2)], [False] * width
+
+
+def _newest(run: Seen) -> Any:
+    return run.raw[-1].get("test_accuracy") if run.raw else None
 
 
 def _seconds(seconds: float | None) -> str:
@@ -156,7 +163,8 @@ def _alerts(found: Found) -> list[str]:
     said = [f"{run.path.name}: {run.state}" if several else run.state for run in [*bad, *found.damaged]]
     for runs in found.groups.values():
         for run in runs:
-            lost = sum("test_accuracy" not in r for r in run.history)
+            rounds = int((run.summary or {}).get("rounds", 0))
+            lost = max(rounds, len(run.history)) - sum("test_accuracy" in r for r in run.history)
             if lost:
                 said.append(f"{run.path.name}: {lost} of its rounds cannot be read")
     return said
@@ -283,7 +291,7 @@ def _runs(found: Found) -> list[list[str]]:
     for label, runs in found.groups.items():
         for run in runs:
             try:
-                summary = run.summary or (summarise(run.raw) if run.raw else {})
+                summary = finite(run.summary or (summarise(run.raw) if run.raw else {}))
             except DAMAGE:
                 summary = {}
             accuracy = summary.get("final_accuracy")

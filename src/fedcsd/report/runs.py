@@ -87,7 +87,7 @@ def read(folder: Path) -> Seen:
         config, summary, end = run.config, run.summary, run.divergence
         int(config["seed"]), str(config["method"]["name"]), int(config["rounds"])
         if summary is not None:
-            float(summary["final_accuracy"]), float(summary["seconds"])
+            float(summary["final_accuracy"]), float(summary["seconds"]), int(summary.get("rounds", 0))
         return Seen(folder, config, run.history(), summary, end, tuple(run.mended), run.counts())
     except DAMAGE as error:
         return Seen(folder, problem=" ".join(str(error).split()) or type(error).__name__)

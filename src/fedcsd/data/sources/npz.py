@@ -1,6 +1,5 @@
 """NumPy archives: `x_train, y_train, x_test, y_test`, and what else is known of the samples."""
 
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from fedcsd.data.dataset import ARRAYS, Dataset, Groups, group
+from fedcsd.data.partition import UNREADABLE
 from fedcsd.errors import UserError
 
 
@@ -28,7 +28,7 @@ def npz(path: Path, *, client: str = "client", classes: int = 0) -> Dataset:
                 )
             more = [name for name in ("classes", client, f"{client}_test") if name in file]
             found = {name: _plain(file, name, path) for name in (*ARRAYS, *more)}
-    except (zipfile.BadZipFile, ValueError, TypeError, EOFError, OSError):
+    except UNREADABLE:
         raise UserError(
             f"cannot read {path}: it is not an .npz archive of plain arrays, as numpy.savez writes it"
         ) from None
