@@ -41,12 +41,13 @@ _homes = {
     "Dataset": "fedcsd.data",
     "UserError": "fedcsd.errors",
     "RunStopped": "fedcsd.errors",
+    "Diverged": "fedcsd.errors",
 }
 
 if TYPE_CHECKING:
     from fedcsd.comparison import compare
     from fedcsd.data import Dataset
-    from fedcsd.errors import RunStopped, UserError
+    from fedcsd.errors import Diverged, RunStopped, UserError
     from fedcsd.jobs import Run, load_run, resume, run
     from fedcsd.methods import Method
     from fedcsd.methods.confidence_penalty import ConfidencePenalty
@@ -76,6 +77,7 @@ __all__ = [
     "ConfidencePenalty",
     "Dataset",
     "Ditto",
+    "Diverged",
     "FeatureDistillation",
     "FedAdagrad",
     "FedAdam",

@@ -1,4 +1,4 @@
-"""Confidence penalty: a control for distillation from soft targets that say little.
+"""Confidence penalty: sure predictions cost something; a control for distillation.
 
 Pereyra et al., "Regularizing Neural Networks by Penalizing Confident Output Distributions", 2017.
 """

@@ -1,4 +1,4 @@
-"""Label smoothing: a control for distillation from soft targets that say little.
+"""Label smoothing: labels mixed with the uniform distribution; a control for distillation.
 
 Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", CVPR 2016.
 """
