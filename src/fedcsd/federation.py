@@ -228,7 +228,6 @@ class Federation:
             for total, count in [some.pop("held_accuracy_local", (0, 0))]
             if count
         ]
-        noted = merge(tally.notes)
         counted: Record = {
             **spread("client_accuracy_local", local),
             "clients": len(took_part),
@@ -240,11 +239,7 @@ class Federation:
             "seconds_evaluating": time.perf_counter() - trained,
             **getattr(self.backend, "counts", dict)(),  # what was really sent, where that can be seen
         }
-        if taken := sorted({"round", *measured, *counted} & noted.keys()):
-            raise MethodFailed(
-                f"the method measures {taken[0]}, which is the run's own: give it another name"
-            )
-        return {"round": self.round + 1, **measured, **noted, **counted}
+        return {"round": self.round + 1, **measured, **merge(tally.notes), **counted}
 
     def drawn(self) -> Sequence[int]:
         """The clients of the next round."""

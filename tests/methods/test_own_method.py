@@ -52,24 +52,6 @@ def test_state_lives_from_round_to_round() -> None:
     assert federation.states[0]["own"].shape == experiment.weights.parameters.shape
 
 
-@dataclass(frozen=True)
-class Boastful(FedAvg):
-    """It measures what the run measures."""
-
-    measured: str = option("test_accuracy", "what it calls its measurement")
-
-    def train(self, client: Client, weights: Weights) -> Values:
-        client.note(self.measured, torch.ones(1))
-        return super().train(client, weights)
-
-
-@pytest.mark.parametrize("name", ["test_accuracy", "bytes_up", "round"])
-def test_the_runs_own_measurements_are_not_replaced(name: str) -> None:
-    experiment = small(Boastful(name))
-    with pytest.raises(MethodFailed, match=f"measures {name}, which is the run's own"):
-        Federation(experiment, Here(experiment)).step()
-
-
 def test_without_its_pull_it_is_fedavg() -> None:
     ours = fedcsd.run(method=Sticky(pull=0.0), data=blobs(), clients=4, min_samples=2, rounds=3, workers=2)
     plain = fedcsd.run(method="fedavg", data=blobs(), clients=4, min_samples=2, rounds=3, workers=2)
