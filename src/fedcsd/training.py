@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedcsd import seeds
+from fedcsd.config import native
 from fedcsd.engines import Batch, Loss, Task, Trained
 from fedcsd.engines.eager import live
 from fedcsd.errors import Diverged
@@ -64,10 +65,15 @@ class Client:
         """of the client's samples [samples]"""
         return self.site.data.y_train[self.rows]
 
-    def note(self, name: str, values: Tensor, among: Tensor | None = None) -> None:
+    def note(self, name: str, values: Tensor | float, among: Tensor | None = None) -> None:
         """Measure something: one number a sample, averaged over all clients' samples, or over those
-        that are true in `among`."""
+        that are true in `among`; or one number in all."""
         own_name(name)
+        if isinstance(number := native(values), (int, float)):
+            values = torch.tensor(float(number))
+        if not isinstance(values, Tensor) or not isinstance(among, Tensor | None):
+            kind = type(among if isinstance(values, Tensor) else values).__name__
+            raise TypeError(f"client.note takes tensors or a number: {name!r} has a {kind}")
         self._note(name, values, among)
 
     def _note(self, name: str, values: Tensor, among: Tensor | None = None) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from conftest import blobs, small
@@ -86,3 +87,30 @@ def test_all_that_a_run_records_is_its_own() -> None:
     table = page.partition("## metrics.jsonl")[2].partition("`--track-drift` costs")[0]
     listed = {name for row in table.splitlines() for name in re.findall(r"`(\w+)`", row.split(" | ")[0])}
     assert {"round", "refused", "client_accuracy_mean"} <= listed <= OF_THE_RUN
+
+
+@dataclass(frozen=True)
+class Noting(FedAvg):
+    """It notes something beside training."""
+
+    what: Any = 0
+
+    def train(self, client: Client, weights: Weights) -> Values:
+        values = self.what if isinstance(self.what, tuple) else (self.what,)
+        client.note("visits", *values)
+        return super().train(client, weights)
+
+
+@pytest.mark.parametrize(
+    "number", [3, 3.0, np.int64(3), np.float32(3), torch.tensor(3), torch.full((5,), 3.0), (3, torch.ones(4))]
+)
+def test_a_note_may_be_a_plain_number(number: Any) -> None:
+    experiment = small(Noting(number))
+    assert Federation(experiment, Here(experiment)).step()["visits"] == 3
+
+
+@pytest.mark.parametrize("wrong", ["3", [3], None, (torch.ones(2), [True, False])])
+def test_a_note_of_something_else_is_told_in_a_line(wrong: Any) -> None:
+    experiment = small(Noting(wrong))
+    with pytest.raises(MethodFailed, match=r"client\.note takes tensors or a number: 'visits' has a \w+"):
+        Federation(experiment, Here(experiment)).step()
