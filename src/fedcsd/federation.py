@@ -22,7 +22,7 @@ from fedcsd.exchange import Ledger, Notes, Reply, Request, merge
 from fedcsd.methods import Method, Server
 from fedcsd.models import Factory
 from fedcsd.models.network import Network
-from fedcsd.packing import finite
+from fedcsd.packing import check_kinds, finite
 from fedcsd.site import Site
 from fedcsd.states import MemoryStates, States
 from fedcsd.training import Observer
@@ -317,6 +317,7 @@ class Federation:
                 raise MethodFailed(
                     f"read all replies of ask(self.{tally.open}, …) before asking again: list(ask(…))"
                 )
+            check_kinds(values, "a request")
             tally.open = name
             reached = [
                 k for k in clients if k not in tally.left_out and (k not in tally.failed or not tally.asked)

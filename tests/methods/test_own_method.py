@@ -1,5 +1,6 @@
 """A new method is one small class: here one with server state, client state and a gradient of its own."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -195,6 +196,10 @@ class Bad(FedAvg):
                     strict=True,
                 )
             )
+        elif self.kind == "sent":
+            list(ask(self.train, weights=server.weights, how="fast"))
+        elif self.kind == "argument":
+            list(ask(self.train, wieghts=server.weights))
         elif self.kind == "lambda":
             list(ask(lambda client: {}))
         else:
@@ -207,6 +212,10 @@ class Bad(FedAvg):
         result = client.train(weights, loss)
         if self.kind == "nothing":
             return None
+        if self.kind == "library":
+            return json.loads("{")
+        if self.kind == "silent":
+            raise AssertionError
         if self.kind == "array":
             return {**result, "x": [1, 2]}
         if self.kind == "state":
@@ -226,10 +235,14 @@ class Bad(FedAvg):
         ("unread", r"did not read all replies of ask\(self\.train"),
         ("zip", r"read all replies of ask\(self\.train, …\) before asking again"),
         ("lambda", "ask takes a function of the method itself"),
-        ("nothing", "train must return a dict of values; it returned a NoneType"),
-        ("array", "'v.x' is a list: only weights, tensors and numbers"),
-        ("state", "'s.x' is a str: only weights, tensors and numbers"),
-        ("each", r"the loss is of shape \[\d+, \d+\]: it must be one number a sample"),
+        ("sent", r"a request's 'how' is a str: only weights.* \(test_own_method\.py, line \d+\)"),
+        ("argument", r"client \d failed: .*train\(\) got an unexpected keyword argument 'wieghts'\n"),
+        ("nothing", r"client \d failed: .*train must return a dict of values; it returned a NoneType\n"),
+        ("library", r"JSONDecodeError: .* \(test_own_method\.py, line \d+\)"),
+        ("silent", r"client \d failed: AssertionError \(test_own_method\.py, line \d+\)"),
+        ("array", r"client \d failed: TypeError: a reply's 'x' is a list: only weights, .*kept\n"),
+        ("state", r"client \d failed: TypeError: the state's 'x' is a str: only weights, .*kept\n"),
+        ("each", r"the loss is of shape \[\d+, \d+\]: .* or their mean \(test_own_method\.py, line \d+\)"),
         ("lost", "gradient= must change the gradient in place"),
         (
             "misspelt",
