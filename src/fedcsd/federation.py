@@ -217,6 +217,10 @@ class Federation:
                     tally.close()
             if tally.open:
                 raise MethodFailed(f"the method did not read all replies of ask(self.{tally.open}, …)")
+        if not self.server.weights.flat.isfinite().all():
+            raise self._divergence(
+                "the global model is no longer finite", "see what the method's round() does"
+            )
         trained = time.perf_counter()
         measured = self._evaluate()
         took_part = [k for k in clients if k not in tally.left_out and k not in tally.failed]
@@ -351,11 +355,11 @@ class Federation:
 
     def _diverged(self, reply: Reply) -> None:
         if self.settings.on_divergence == "stop":
-            raise Diverged(
-                f"round {self.round + 1}, {reply.problem}: lower the learning rate (--lr, now {self.settings.lr:g}) "
-                "or leave such clients out (--on-divergence skip)",
-                reply.problem,
-            )
+            raise self._divergence(reply.problem, "leave such clients out (--on-divergence skip)")
+
+    def _divergence(self, problem: str, instead: str) -> Diverged:
+        lower = f"lower the learning rate (--lr, now {self.settings.lr:g})"
+        return Diverged(f"round {self.round + 1}, {problem}: {lower} or {instead}", problem)
 
     def _memory(self) -> tuple[Any, ...]:
         ledger = self.ledger

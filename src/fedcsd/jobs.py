@@ -337,7 +337,8 @@ def _with_saved(error: BaseException, directory: RunDirectory | None) -> str:
     if directory is None:
         return message
     rounds = directory.rounds_saved
-    saved = f"rounds 1 to {rounds} are saved" if rounds else "no round was finished"
+    some = "round 1 is saved" if rounds == 1 else f"rounds 1 to {rounds} are saved"
+    saved = some if rounds else "no round was finished"
     change = " --lr …" if isinstance(error, Diverged) else ""
     return "; ".join(filter(None, (message, saved, f"go on with: {directory.again}{change}")))
 

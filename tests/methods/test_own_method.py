@@ -13,7 +13,7 @@ from test_training import Here
 
 import fedcsd
 from fedcsd.config import option
-from fedcsd.errors import MethodFailed, UserError
+from fedcsd.errors import Diverged, MethodFailed, UserError
 from fedcsd.federation import Federation
 from fedcsd.methods import Ask, Server
 from fedcsd.methods.fedavg import FedAvg
@@ -256,6 +256,26 @@ class Bad(FedAvg):
 def test_mistakes_in_a_method_are_named(kind: str, message: str) -> None:
     with pytest.raises(MethodFailed, match=message):
         run_once(Bad(kind))
+
+
+class Lost(FedAvg):
+    """Its server makes a model that is of no use, in its second round."""
+
+    def round(self, server: Server, ask: Ask) -> None:
+        flat = weighted_mean(ask(self.train, weights=server.weights)).flat
+        server.weights = server.weights.like(flat / server.values.get("rest", 1))
+        server.rest = 0
+
+
+def test_a_model_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
+    told = r"round 2, the global model is no longer finite: lower .*; round 1 is saved; go on with"
+    with pytest.raises(Diverged, match=told):
+        run_once(Lost(), rounds=3, out=tmp_path / "r")
+    mended = type("Lost", (FedAvg,), {})()
+    run = fedcsd.resume(tmp_path / "r", method=mended, data=blobs())
+    assert run.summary["rounds"] == 3
+    with pytest.raises(Diverged, match="the global model is no longer finite"):
+        run_once(Lost(), on_divergence="skip")
 
 
 def test_views_and_numpy_numbers_may_be_returned() -> None:
