@@ -291,7 +291,7 @@ def test_a_reference_that_diverged_at_once(tmp_path: Path) -> None:
 
 
 def test_a_single_run_that_diverges_stops_as_before(tmp_path: Path) -> None:
-    with pytest.raises(Diverged, match=r"rounds 1 to 1 are saved; go on with: fedcsd resume .* --lr …"):
+    with pytest.raises(Diverged, match=r"round 1 is saved; go on with: fedcsd resume .* --lr …"):
         package.run(method=Fragile(), data=blobs(), seed=1, out=tmp_path / "run", **SMALL)
     assert RunDirectory.open(tmp_path / "run").divergence == Divergence(
         2, "client 0: the loss is no longer finite in local epoch 1"

@@ -9,7 +9,7 @@ from torch.utils.data import TensorDataset
 from fedcsd.config import Settings
 from fedcsd.data import Dataset, load
 from fedcsd.data import split as split_by
-from fedcsd.errors import UserError
+from fedcsd.errors import Note, UserError
 
 
 def split(labels, settings, name="dirichlet", groups=None, **options):
@@ -116,6 +116,23 @@ nan[7, 0, 0] = np.nan
 def test_bad_data_is_refused_with_what_is_wrong(data: object, message: str) -> None:
     with pytest.raises(UserError, match=message):
         load(data)
+
+
+def test_labels_that_skip_numbers_are_told(tmp_path) -> None:
+    labels = np.arange(20) % 3
+    np.savez(tmp_path / "gaps.npz", **broken(y_train=10 * labels, y_test=10 * labels))
+    with pytest.warns(Note, match="gaps: 18 of the 21 classes have no samples: labels should count from 0"):
+        assert load(str(tmp_path / "gaps.npz")).classes == 21
+    with pytest.warns(Note, match="arrays: 1 of the 4 classes has no samples"):
+        load(broken(y_train=np.array([0, 1, 3, 3] * 5), y_test=np.array([0, 1] * 10)))
+
+
+@pytest.mark.filterwarnings("error::fedcsd.errors.Note")
+def test_nothing_is_told_of_labels_without_gaps(tmp_path) -> None:
+    load("digits")
+    load(broken(y_test=np.zeros(20, int)))
+    np.savez(tmp_path / "said.npz", **broken(y_train=np.arange(20) % 2 * 4), classes=5)
+    assert load(str(tmp_path / "said.npz")).classes == 5
 
 
 def test_npz_with_more_classes_than_it_shows(tmp_path) -> None:

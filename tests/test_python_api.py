@@ -1,5 +1,6 @@
 """`import fedcsd` for notebooks."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -108,6 +109,21 @@ def test_compare_in_memory() -> None:
     assert [row.label for row in result.rows] == ["fedavg", "fedcsd:mu=0"]
     assert result.rows[1].differences == [0, 0]
     assert "| fedcsd:mu=0 |" in result.markdown()
+
+
+class Mine(fedcsd.FedAvg):
+    pass
+
+
+def test_runs_and_comparisons_are_shown_in_a_line(tmp_path: Path) -> None:
+    settings: dict = {"data": "digits", "rounds": 1, "epochs": 1}
+    run = fedcsd.run(method={"name": "fedprox", "mu": 0.1}, out=tmp_path / "r", **settings)
+    assert repr(run) == f"<Run: fedprox on digits, 1 round, accuracy {run.accuracy:.4g}, in {tmp_path / 'r'}>"
+    assert repr(fedcsd.load_run(tmp_path / "r")) == repr(run)
+    result = fedcsd.compare({"a": "fedavg", "b": Mine()}, seeds=[0, 1], lr=1e30, **settings)
+    assert str(result) == "<Comparison: a, b, seeds 0, 1>"
+    shown = r"<Run: Mine, given from Python on digits, 0 rounds, diverged in round 1: client \d.*>"
+    assert re.fullmatch(shown, repr(result.runs["b"][0]))
 
 
 def test_a_comparison_has_seeds_or_one_seed() -> None:

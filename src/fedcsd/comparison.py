@@ -36,6 +36,10 @@ class Comparison:
     settings: dict[str, Any]
     """what all have in common: the important settings, and those that are not the default"""
 
+    def __repr__(self) -> str:
+        place = f", in {self.path}" if self.path else ""
+        return f"<Comparison: {', '.join(self.runs)}, seeds {', '.join(map(str, self.seeds))}{place}>"
+
     def markdown(self) -> str:
         return markdown(self.rows, self.seeds, self.settings)
 

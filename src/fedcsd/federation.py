@@ -22,7 +22,7 @@ from fedcsd.exchange import Ledger, Notes, Reply, Request, merge
 from fedcsd.methods import Method, Server
 from fedcsd.models import Factory
 from fedcsd.models.network import Network
-from fedcsd.packing import finite
+from fedcsd.packing import check_kinds, finite
 from fedcsd.site import Site
 from fedcsd.states import MemoryStates, States
 from fedcsd.training import Observer
@@ -217,6 +217,10 @@ class Federation:
                     tally.close()
             if tally.open:
                 raise MethodFailed(f"the method did not read all replies of ask(self.{tally.open}, …)")
+        if not self.server.weights.flat.isfinite().all():
+            raise self._divergence(
+                "the global model is no longer finite", "see what the method's round() does"
+            )
         trained = time.perf_counter()
         measured = self._evaluate()
         took_part = [k for k in clients if k not in tally.left_out and k not in tally.failed]
@@ -228,7 +232,6 @@ class Federation:
             for total, count in [some.pop("held_accuracy_local", (0, 0))]
             if count
         ]
-        noted = merge(tally.notes)
         counted: Record = {
             **spread("client_accuracy_local", local),
             "clients": len(took_part),
@@ -240,11 +243,7 @@ class Federation:
             "seconds_evaluating": time.perf_counter() - trained,
             **getattr(self.backend, "counts", dict)(),  # what was really sent, where that can be seen
         }
-        if taken := sorted({"round", *measured, *counted} & noted.keys()):
-            raise MethodFailed(
-                f"the method measures {taken[0]}, which is the run's own: give it another name"
-            )
-        return {"round": self.round + 1, **measured, **noted, **counted}
+        return {"round": self.round + 1, **measured, **merge(tally.notes), **counted}
 
     def drawn(self) -> Sequence[int]:
         """The clients of the next round."""
@@ -322,6 +321,7 @@ class Federation:
                 raise MethodFailed(
                     f"read all replies of ask(self.{tally.open}, …) before asking again: list(ask(…))"
                 )
+            check_kinds(values, "a request")
             tally.open = name
             reached = [
                 k for k in clients if k not in tally.left_out and (k not in tally.failed or not tally.asked)
@@ -355,11 +355,11 @@ class Federation:
 
     def _diverged(self, reply: Reply) -> None:
         if self.settings.on_divergence == "stop":
-            raise Diverged(
-                f"round {self.round + 1}, {reply.problem}: lower the learning rate (--lr, now {self.settings.lr:g}) "
-                "or leave such clients out (--on-divergence skip)",
-                reply.problem,
-            )
+            raise self._divergence(reply.problem, "leave such clients out (--on-divergence skip)")
+
+    def _divergence(self, problem: str, instead: str) -> Diverged:
+        lower = f"lower the learning rate (--lr, now {self.settings.lr:g})"
+        return Diverged(f"round {self.round + 1}, {problem}: {lower} or {instead}", problem)
 
     def _memory(self) -> tuple[Any, ...]:
         ledger = self.ledger

@@ -22,7 +22,7 @@ from fedcsd.experiments import config_of, prepare, split_objects
 from fedcsd.federation import Experiment, Federation, Record, Watch
 from fedcsd.methods import Method
 from fedcsd.methods._own import digest_of
-from fedcsd.naming import parse
+from fedcsd.naming import parse, short
 from fedcsd.places import Place, here, sigterm_as_interrupt
 from fedcsd.runs import AFTER_DIVERGENCE, RunDirectory
 from fedcsd.tracking import EachRound, OnRound
@@ -62,6 +62,14 @@ class Run:
     def accuracy(self) -> float:
         """Test accuracy after the final round; NaN for a run that diverged."""
         return math.nan if self.diverged else float(self.summary["final_accuracy"])
+
+    def __repr__(self) -> str:
+        """One line; all of its weights and rounds would be pages."""
+        chosen = (self.settings.get(key, "?") for key in ("method", "data"))
+        method, data = (str(c.get("name") if isinstance(c, Mapping) else c) for c in chosen)
+        rounds = "1 round" if len(self.history) == 1 else f"{len(self.history)} rounds"
+        end = self.diverged or f"accuracy {round(self.summary.get('final_accuracy', math.nan), 4)}"
+        return f"<Run: {short(method)} on {data}, {rounds}, {end}{f', in {self.path}' if self.path else ''}>"
 
 
 @dataclass(frozen=True)
@@ -329,7 +337,8 @@ def _with_saved(error: BaseException, directory: RunDirectory | None) -> str:
     if directory is None:
         return message
     rounds = directory.rounds_saved
-    saved = f"rounds 1 to {rounds} are saved" if rounds else "no round was finished"
+    some = "round 1 is saved" if rounds == 1 else f"rounds 1 to {rounds} are saved"
+    saved = some if rounds else "no round was finished"
     change = " --lr …" if isinstance(error, Diverged) else ""
     return "; ".join(filter(None, (message, saved, f"go on with: {directory.again}{change}")))
 

@@ -39,6 +39,15 @@ def parsed(text: bytes) -> Any:
     return json.loads(text, parse_constant=lambda name: None)
 
 
+def check_kinds(values: Mapping[str, Any], whose: str) -> None:
+    """Refuse what a method would send or keep and cannot."""
+    for name, value in values.items():
+        if not isinstance(value, (Weights, Tensor, bool, int, float, np.bool_, np.integer, np.floating)):
+            raise TypeError(
+                f"{whose}'s {name!r} is a {type(value).__name__}: only weights, tensors and numbers can be sent or kept"
+            )
+
+
 def pack(header: Mapping[str, Any], values: Mapping[str, Value], *, checksum: bool = False) -> bytes:
     """One safetensors blob: `header` is any JSON, `values` tensors, weights and numbers by name."""
     described_tensors, entries = described(values)
@@ -59,10 +68,6 @@ def described(values: Mapping[str, Value]) -> tuple[dict[str, Tensor], dict[str,
         if isinstance(value, (bool, int, float)):
             entries[name] = {"number": value}
             continue
-        if not isinstance(value, (Weights, Tensor)):
-            raise TypeError(
-                f"{name!r} is a {type(value).__name__}: only weights, tensors and numbers can be sent or kept"
-            )
         tensor = value.flat if isinstance(value, Weights) else value
         # Two names may mean one tensor (the first teacher is the global model): write it once.
         key = written.setdefault(id(tensor), name)

@@ -25,6 +25,7 @@ from fedcsd.exchange import Reply, Request
 from fedcsd.kernels.vectors import cross_entropy, look_up
 from fedcsd.models import Factory
 from fedcsd.models.network import Network, Outputs, concatenated
+from fedcsd.packing import check_kinds
 from fedcsd.training import Client, Engine, Observer
 from fedcsd.weights import Values, Weights
 
@@ -217,6 +218,8 @@ class Site:
             raise TypeError(
                 f"{request.function} must return a dict of values; it returned a {type(values).__name__}"
             )
+        check_kinds(values, "a reply")
+        check_kinds(client.state, "the state")
         return Reply(number, client.samples, {**values, **client.observed}, client.notes, client.state)
 
     def evaluate(self, request: Request, number: int) -> Reply:

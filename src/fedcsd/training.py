@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from fedcsd import seeds
+from fedcsd.config import native
 from fedcsd.engines import Batch, Loss, Task, Trained
 from fedcsd.engines.eager import live
 from fedcsd.errors import Diverged
-from fedcsd.exchange import Notes
+from fedcsd.exchange import Notes, own_name
 from fedcsd.models.network import Outputs, concatenated
 from fedcsd.objectives import kl_divergence
 from fedcsd.sgd import Gradient, with_given
@@ -64,9 +65,18 @@ class Client:
         """of the client's samples [samples]"""
         return self.site.data.y_train[self.rows]
 
-    def note(self, name: str, values: Tensor, among: Tensor | None = None) -> None:
+    def note(self, name: str, values: Tensor | float, among: Tensor | None = None) -> None:
         """Measure something: one number a sample, averaged over all clients' samples, or over those
-        that are true in `among`."""
+        that are true in `among`; or one number in all."""
+        own_name(name)
+        if isinstance(number := native(values), (int, float)):
+            values = torch.tensor(float(number))
+        if not isinstance(values, Tensor) or not isinstance(among, Tensor | None):
+            kind = type(among if isinstance(values, Tensor) else values).__name__
+            raise TypeError(f"client.note takes tensors or a number: {name!r} has a {kind}")
+        self._note(name, values, among)
+
+    def _note(self, name: str, values: Tensor, among: Tensor | None = None) -> None:
         if among is None:
             self._add(name, values.sum(dtype=torch.float64), values.numel())
         else:
@@ -159,6 +169,8 @@ class Client:
         if trained.diverged:
             raise Diverged(f"client {self.number}: {trained.diverged}")
         for what, total in trained.sums.items():
+            if name:
+                own_name(f"{name}_{what}")
             self._add(f"{name}_{what}" if name else what, total, self.samples * self.settings.epochs)
         if not name:
             self._note_local_model(weights, trained.weights)
@@ -216,14 +228,14 @@ class Client:
         network = site.frozen("", after)
         if len(rows):
             right = site.forward(network, data.x_train, rows).logits.argmax(1) == data.y_train[rows]
-            self.note("held_accuracy_local", right.float())
+            self._note("held_accuracy_local", right.float())
         if start is None:
             return
         end = site.forward(network, data.x_test, site.probe_rows)
-        self.note("logit_drift", kl_divergence(start.logits, end.logits))
-        self.note("feature_drift", (end.features - start.features).norm(dim=1))
-        self.note("local_accuracy", (end.logits.argmax(1) == data.y_test[site.probe_rows]).float())
+        self._note("logit_drift", kl_divergence(start.logits, end.logits))
+        self._note("feature_drift", (end.features - start.features).norm(dim=1))
+        self._note("local_accuracy", (end.logits.argmax(1) == data.y_test[site.probe_rows]).float())
         own = self.rows[:: -(-self.samples // OWN_PROBE)]
         for name, weights in (("local_train_accuracy", after), ("train_accuracy", before)):
             logits = site.forward(site.frozen("", weights), data.x_train, own).logits
-            self.note(name, (logits.argmax(1) == data.y_train[own]).float())
+            self._note(name, (logits.argmax(1) == data.y_train[own]).float())

@@ -126,6 +126,7 @@ BAD = {
     "sets.py": (HEAD + "class A(fedcsd.FedAvg):\n    presets = {'a': 1}", "presets must be a dict of dicts"),
     "unknown.py": (SCALED + "    presets = {'half': {'buy': 0.5}}", "'half' sets 'buy', which is no option of Scaled"),
     "low.py": (SCALED.replace('"the number"', '"the number", gt=2'), "method.by must be more than 2, not 1.0"),
+    "choice.py:Scaled:to=c": (SCALED + "    from typing import Literal\n    to: Literal['a', 'b'] = 'a'", "value of method.to 'c'"),
     "post.py:A": (HEAD + "@dataclass(frozen=True)\nclass A(fedcsd.FedAvg):\n    def __post_init__(self): 1 / 0", "division"),
     "lab.nothing:A": ("", "lab.nothing cannot be imported: .*install it, or start in the folder"),
     "mine": ("", "did you mean the file, mine.py"),

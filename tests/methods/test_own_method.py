@@ -1,5 +1,6 @@
 """A new method is one small class: here one with server state, client state and a gradient of its own."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from test_training import Here
 
 import fedcsd
 from fedcsd.config import option
-from fedcsd.errors import MethodFailed, UserError
+from fedcsd.errors import Diverged, MethodFailed, UserError
 from fedcsd.federation import Federation
 from fedcsd.methods import Ask, Server
 from fedcsd.methods.fedavg import FedAvg
@@ -50,24 +51,6 @@ def test_state_lives_from_round_to_round() -> None:
     assert federation.server.answers == 8
     assert sum(state["rounds"] for state in federation.states.values()) == 8
     assert federation.states[0]["own"].shape == experiment.weights.parameters.shape
-
-
-@dataclass(frozen=True)
-class Boastful(FedAvg):
-    """It measures what the run measures."""
-
-    measured: str = option("test_accuracy", "what it calls its measurement")
-
-    def train(self, client: Client, weights: Weights) -> Values:
-        client.note(self.measured, torch.ones(1))
-        return super().train(client, weights)
-
-
-@pytest.mark.parametrize("name", ["test_accuracy", "bytes_up", "round"])
-def test_the_runs_own_measurements_are_not_replaced(name: str) -> None:
-    experiment = small(Boastful(name))
-    with pytest.raises(MethodFailed, match=f"measures {name}, which is the run's own"):
-        Federation(experiment, Here(experiment)).step()
 
 
 def test_without_its_pull_it_is_fedavg() -> None:
@@ -213,6 +196,10 @@ class Bad(FedAvg):
                     strict=True,
                 )
             )
+        elif self.kind == "sent":
+            list(ask(self.train, weights=server.weights, how="fast"))
+        elif self.kind == "argument":
+            list(ask(self.train, wieghts=server.weights))
         elif self.kind == "lambda":
             list(ask(lambda client: {}))
         else:
@@ -225,6 +212,10 @@ class Bad(FedAvg):
         result = client.train(weights, loss)
         if self.kind == "nothing":
             return None
+        if self.kind == "library":
+            return json.loads("{")
+        if self.kind == "silent":
+            raise AssertionError
         if self.kind == "array":
             return {**result, "x": [1, 2]}
         if self.kind == "state":
@@ -244,10 +235,14 @@ class Bad(FedAvg):
         ("unread", r"did not read all replies of ask\(self\.train"),
         ("zip", r"read all replies of ask\(self\.train, …\) before asking again"),
         ("lambda", "ask takes a function of the method itself"),
-        ("nothing", "train must return a dict of values; it returned a NoneType"),
-        ("array", "'v.x' is a list: only weights, tensors and numbers"),
-        ("state", "'s.x' is a str: only weights, tensors and numbers"),
-        ("each", r"the loss is of shape \[\d+, \d+\]: it must be one number a sample"),
+        ("sent", r"a request's 'how' is a str: only weights.* \(test_own_method\.py, line \d+\)"),
+        ("argument", r"client \d failed: .*train\(\) got an unexpected keyword argument 'wieghts'\n"),
+        ("nothing", r"client \d failed: .*train must return a dict of values; it returned a NoneType\n"),
+        ("library", r"JSONDecodeError: .* \(test_own_method\.py, line \d+\)"),
+        ("silent", r"client \d failed: AssertionError \(test_own_method\.py, line \d+\)"),
+        ("array", r"client \d failed: TypeError: a reply's 'x' is a list: only weights, .*kept\n"),
+        ("state", r"client \d failed: TypeError: the state's 'x' is a str: only weights, .*kept\n"),
+        ("each", r"the loss is of shape \[\d+, \d+\]: .* or their mean \(test_own_method\.py, line \d+\)"),
         ("lost", "gradient= must change the gradient in place"),
         (
             "misspelt",
@@ -261,6 +256,26 @@ class Bad(FedAvg):
 def test_mistakes_in_a_method_are_named(kind: str, message: str) -> None:
     with pytest.raises(MethodFailed, match=message):
         run_once(Bad(kind))
+
+
+class Lost(FedAvg):
+    """Its server makes a model that is of no use, in its second round."""
+
+    def round(self, server: Server, ask: Ask) -> None:
+        flat = weighted_mean(ask(self.train, weights=server.weights)).flat
+        server.weights = server.weights.like(flat / server.values.get("rest", 1))
+        server.rest = 0
+
+
+def test_a_model_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
+    told = r"round 2, the global model is no longer finite: lower .*; round 1 is saved; go on with"
+    with pytest.raises(Diverged, match=told):
+        run_once(Lost(), rounds=3, out=tmp_path / "r")
+    mended = type("Lost", (FedAvg,), {})()
+    run = fedcsd.resume(tmp_path / "r", method=mended, data=blobs())
+    assert run.summary["rounds"] == 3
+    with pytest.raises(Diverged, match="the global model is no longer finite"):
+        run_once(Lost(), on_divergence="skip")
 
 
 def test_views_and_numpy_numbers_may_be_returned() -> None:

@@ -9,7 +9,7 @@ from conftest import Fedcsd, FedcsdRun
 from pyarrow import parquet as pq
 
 from fedcsd.data import load
-from fedcsd.errors import UserError
+from fedcsd.errors import Note, UserError
 from sources.files import nothing_half_written, pictures, png, write_parquet
 
 
@@ -42,6 +42,13 @@ def test_split_by_words_in_the_names_of_folders(tmp_path: Path) -> None:
     assert (len(data.y_train), len(data.y_test)) == (20, 10)
     write_parquet(tmp_path / "test-hub/test-2/train-0.parquet", pictures(8), {"label": np.arange(8) % 2})
     assert len(load(str(tmp_path / "test-hub")).y_train) == 28  # the file's own name goes first
+
+
+def test_labels_that_skip_numbers_are_told_of_decoded_data_too(tmp_path: Path, own_cache: Path) -> None:
+    write_parquet(tmp_path / "gaps.parquet", pictures(20), {"label": 10 * (np.arange(20) % 2)})
+    for _ in range(2):
+        with pytest.warns(Note, match="gaps: 9 of the 11 classes have no samples"):
+            load(str(tmp_path / "gaps.parquet"))
 
 
 def test_images_as_plain_bytes(tmp_path: Path) -> None:

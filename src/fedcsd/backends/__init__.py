@@ -1,5 +1,7 @@
 """Where clients run."""
 
+import os
+import sysconfig
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,6 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
+import fedcsd
 from fedcsd.exchange import Reply, Request
 from fedcsd.weights import Values, Weights
 
@@ -52,8 +55,11 @@ def one_thread() -> Iterator[None]:
 
 def in_short(error: Exception) -> str:
     """An error in one line, with the place in the user's own code if it got there."""
-    frames = traceback.extract_tb(error.__traceback__)
-    here, torch_is = str(Path(__file__).parents[1]), str(Path(torch.__file__).parent)
-    frame = ([f for f in frames if not f.filename.startswith((here, torch_is))] or frames)[-1]
+    here, torch_is = (f"{Path(file).parent}{os.sep}" for file in (fedcsd.__file__, torch.__file__))
+    libraries = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
+    every = traceback.extract_tb(error.__traceback__)
+    beyond = [f for f in every if not f.filename.startswith((here, torch_is, "<frozen"))]
+    frames = [f for f in beyond if not f.filename.startswith(libraries)] or beyond  # it may be installed
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     what = next(filter(None, (line.strip() for line in str(error).splitlines())), "")
-    return f"{type(error).__name__}: {what} ({Path(frame.filename).name}, line {frame.lineno})"
+    return f"{type(error).__name__}: {what}".rstrip(": ") + place

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcsd.errors import UserError
+from fedcsd.errors import UserError, note
 
 Array = np.ndarray[Any, Any]
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
@@ -99,6 +99,8 @@ class Dataset:
             raise UserError(f"{name}: the test data has class {lacking[0]}, which the training data lacks")
         if classes < 2:
             raise UserError(f"{name}: all labels are 0; classification needs at least two classes")
+        if not given:
+            tell_gaps(name, y_train, y_test, classes)
         scale, shift = _standardise(x_train, largest) if x_train.dtype == np.uint8 else (None, None)
         a, b, c, d = (torch.from_numpy(np.ascontiguousarray(x)) for x in (x_train, y_train, x_test, y_test))
         return cls(name, a, b, c, d, classes, scale, shift, groups, key=key)
@@ -283,6 +285,16 @@ def _check_numbering(name: str, least: int, found: int, different: int) -> None:
     if found > 10 * different + 1000:
         raise UserError(
             f"{name}: there are {different} classes but labels up to {found - 1}: number the classes from 0"
+        )
+
+
+def tell_gaps(name: str, y_train: Array, y_test: Array, classes: int) -> None:
+    """Say how many classes no label names: labels that skip numbers may be meant so, or a mistake."""
+    lacking = classes - len(np.unique(np.concatenate([y_train, y_test])))
+    if lacking:
+        have = "has" if lacking == 1 else "have"
+        note(
+            f"{name}: {lacking} of the {classes} classes {have} no samples: labels should count from 0 without gaps"
         )
 
 

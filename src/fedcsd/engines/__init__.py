@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
+from fedcsd.exchange import own_name
 from fedcsd.kernels.vectors import cross_entropy
 from fedcsd.models.network import Network, Outputs
 from fedcsd.sgd import Gradient
@@ -176,6 +177,7 @@ def checked(batch: Batch, result: Tensor | tuple[Tensor, Measured]) -> tuple[Ten
             f"the loss is of shape {list(value.shape)}: it must be one number a sample, [B], or their mean"
         )
     for name, values in measured.items():
+        own_name(name)
         if values.shape != batch.labels.shape:
             raise ValueError(
                 f"the loss measures {name!r} as {list(values.shape)}: give one number a sample, [B]"

@@ -11,7 +11,7 @@ import torch
 
 from fedcsd import seeds
 from fedcsd.data.cache import cached, content_key
-from fedcsd.data.dataset import Dataset, Groups, group
+from fedcsd.data.dataset import Dataset, Groups, group, tell_gaps
 from fedcsd.data.decode import decode
 from fedcsd.errors import UserError, unknown
 
@@ -71,7 +71,10 @@ def parquet(
     several = {"test_files": len(files["test"])} if len({f.parent for f in every}) > 1 else {}
     key = content_key(every, {**options, **several, "kind": "parquet"})
     title = title or path.stem
-    return cached(title, key, lambda: _decode(files, title, **options))
+    data = cached(title, key, lambda: _decode(files, title, **options))
+    if not classes and not keep_labels:  # told of decoded data too
+        tell_gaps(title, data.y_train.numpy(), data.y_test.numpy(), data.classes)
+    return data
 
 
 def _decode(
