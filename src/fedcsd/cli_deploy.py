@@ -199,9 +199,7 @@ def carried_out(plan: Mapping[str, Any], port: int, watch: Any) -> Any:
             federation.follow(out, status, watch, plan["rounds"], plan["done"])
     except KeyboardInterrupt as error:
         if (out / "config.toml").exists():
-            rounds = RunDirectory(out).rounds_saved
-            saved = f"rounds 1 to {rounds} are saved" if rounds else "no round was finished"
-            error.args = (f"{saved}; go on with: {again}",)
+            error.args = (f"{jobs.progress(RunDirectory(out))}; go on with: {again}",)
         raise
     finally:
         if not (out / "config.toml").exists():  # nothing came of it

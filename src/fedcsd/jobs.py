@@ -331,14 +331,18 @@ def _save_round(job: Job, federation: Federation) -> None:
         raise RunStopped(f"cannot write: {error.strerror or error}") from error
 
 
+def progress(directory: RunDirectory) -> str:
+    """How much of a run is saved, in words."""
+    told = {0: "no round was finished", 1: "round 1 is saved"}
+    return told.get(directory.rounds_saved, f"rounds 1 to {directory.rounds_saved} are saved")
+
+
 def _with_saved(error: BaseException, directory: RunDirectory | None) -> str:
     """What ended a run early, what of it is saved, and how to go on."""
     message = str(error)
     if directory is None:
         return message
-    rounds = directory.rounds_saved
-    some = "round 1 is saved" if rounds == 1 else f"rounds 1 to {rounds} are saved"
-    saved = some if rounds else "no round was finished"
+    saved = progress(directory)
     change = " --lr …" if isinstance(error, Diverged) else ""
     return "; ".join(filter(None, (message, saved, f"go on with: {directory.again}{change}")))
 

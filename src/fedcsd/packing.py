@@ -68,6 +68,7 @@ def described(values: Mapping[str, Value]) -> tuple[dict[str, Tensor], dict[str,
         if isinstance(value, (bool, int, float)):
             entries[name] = {"number": value}
             continue
+        check_kinds({name: value}, "what is packed")
         tensor = value.flat if isinstance(value, Weights) else value
         # Two names may mean one tensor (the first teacher is the global model): write it once.
         key = written.setdefault(id(tensor), name)
