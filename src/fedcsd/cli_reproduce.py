@@ -1,6 +1,8 @@
 """`fedcsd reproduce`: the paper's tables and figures, measured beside what the paper prints."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +114,12 @@ def reproduce(
     train = not (no_train or dry_run)
     if train and overrides.get("device") == "cuda":
         require_cuda()
-    instead, notes = stand_ins(needed, scale, parse_stand_ins(given), overrides, train)
-    choices = Choices(scale, parse_seeds(seeds) or SCALES[scale].seeds, overrides, instead, notes)
+    choices = Choices(scale, parse_seeds(seeds) or SCALES[scale].seeds, overrides)
     out = out.expanduser()
+
+    ended = partial(paper.any_ended, chosen, choices, out) if no_train else None
+    instead, notes = stand_ins(needed, scale, parse_stand_ins(given), overrides, train, ended)
+    choices = replace(choices, stand_ins=instead, notes=notes)
     if dry_run:
         check_names(choices)
         show_plan(paper.plans(chosen, choices, out), wanted, choices.machine)

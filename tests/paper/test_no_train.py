@@ -1,0 +1,51 @@
+"""`fedcsd reproduce --no-train`: tables of the runs that are there, wherever the data is."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Fedcsd
+
+import fedcsd as package
+from fedcsd.paper.exhibits import EXHIBITS
+from fedcsd.paper.plan import plan
+from fedcsd.paper.scales import Choices, stand_ins
+
+
+def trained(name: str, out: Path, **overrides: Any) -> Path:
+    """A run of a table at smoke scale, of digits in place of its data, where one of that data would be."""
+    chosen = Choices("smoke", (0,), overrides)
+    run = next(iter(plan(EXHIBITS[name], chosen, out / "runs").values()))
+    quick = {"data": "digits", "model": "mlp", "augment": "none", "train_size": 0}
+    package.run(**{**run.values, **quick}, out=run.path)
+    return run.path
+
+
+@pytest.mark.parametrize(
+    ("scale", "name", "there", "taken"),
+    [
+        ("smoke", "cifar100", {"cifar100", "digits"}, {}),
+        ("smoke", "cifar100", {"digits"}, {"cifar100": "digits"}),
+        ("paper", "cifar100", {"cifar100"}, {}),
+        ("paper", "femnist", {"femnist", "mnist"}, {}),
+        ("paper", "femnist", {"mnist"}, {"femnist": "mnist"}),
+    ],
+)
+def test_what_has_runs_is_shown_and_the_real_data_first(
+    scale: str, name: str, there: set[str], taken: dict[str, str], tmp_path: Path
+) -> None:
+    gone = {"data_dir": str(tmp_path / "gone")}
+    found = stand_ins([name], scale, {}, gone, train=False, ended=lambda _, other: other in there)
+    assert found[0] == taken
+
+
+def test_runs_of_data_that_is_no_longer_there_are_shown(
+    tmp_path: Path, fedcsd: Fedcsd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("FEDCSD_DATA", raising=False)
+    trained("table4", tmp_path / "p")
+    shown = fedcsd("reproduce", "table4", "--scale", "smoke", "--no-train", "--out", "p")
+    assert shown.returncode == 0, shown.stderr
+    assert "5 of 6 runs" in shown.stdout
+    assert "digits in place" not in shown.stdout
+    assert {p.name for p in (tmp_path / "p").iterdir()} == {"runs", "smoke"}
