@@ -153,6 +153,7 @@ def train_and_show(
     names: Sequence[str], choices: Choices, out: Path, only: Any, jobs: int, train: bool
 ) -> None:
     from fedcsd.console import Training, say
+    from fedcsd.paper.elsewhere import elsewhere
     from fedcsd.paper.helpers import helping, shared_out
     from fedcsd.paper.reproduce import plans, reproduce, wanted
 
@@ -177,6 +178,9 @@ def train_and_show(
         def made(one: Any) -> None:
             training.move_up()
             show_made(one)
+            nothing = not (train or one.report.outcomes)
+            if nothing and (hint := elsewhere(one.report.exhibit, choices, out / "runs")):
+                say(hint)
 
         reproduce(
             names,

@@ -4,21 +4,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 from conftest import Fedcsd
 
 import fedcsd as package
 from fedcsd.paper.exhibits import EXHIBITS
 from fedcsd.paper.plan import plan
 from fedcsd.paper.scales import Choices, stand_ins
+from fedcsd.runs import RunDirectory
 
 
-def trained(name: str, out: Path, **overrides: Any) -> Path:
+def trained(name: str, out: Path, **overrides: Any) -> None:
     """A run of a table at smoke scale, of digits in place of its data, where one of that data would be."""
     chosen = Choices("smoke", (0,), overrides)
     run = next(iter(plan(EXHIBITS[name], chosen, out / "runs").values()))
     quick = {"data": "digits", "model": "mlp", "augment": "none", "train_size": 0}
-    package.run(**{**run.values, **quick}, out=run.path)
-    return run.path
+    package.run(**{**run.values, **quick, "device": "cpu", "precision": "fp32"}, out=run.path)
+    names = {**run.values, **{key: run.values[key]["name"] for key in ("data", "model", "partition")}}
+    config = RunDirectory.open(run.path).config
+    (run.path / "config.toml").write_text(tomli_w.dumps({**config, **names, "method": config["method"]}))
 
 
 @pytest.mark.parametrize(
@@ -48,4 +52,30 @@ def test_runs_of_data_that_is_no_longer_there_are_shown(
     assert shown.returncode == 0, shown.stderr
     assert "5 of 6 runs" in shown.stdout
     assert "digits in place" not in shown.stdout
+    assert "with other settings" not in shown.stdout
     assert {p.name for p in (tmp_path / "p").iterdir()} == {"runs", "smoke"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "given", "told"),
+    [
+        ({"lr": 0.03}, (), "add --lr 0.03"),
+        ({}, ("--lr", "0.03", "--device", "cuda"), "leave out --lr --device"),
+        ({"lr": 0.03}, ("--scale", "paper", "--seeds", "1"), "add --scale smoke --lr 0.03 --seeds 0"),
+        ({"device": "cuda", "precision": "bf16"}, (), "add --device cuda --precision bf16"),
+    ],
+)
+def test_runs_with_other_settings_are_told(
+    overrides: dict[str, Any],
+    given: tuple[str, ...],
+    told: str,
+    tmp_path: Path,
+    fedcsd: Fedcsd,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("FEDCSD_DATA", raising=False)
+    trained("table4", tmp_path / "p", **overrides)
+    shown = fedcsd("reproduce", "table4", "--scale", "smoke", "--no-train", "--out", "p",
+                   "--stand-in", "cifar100=cifar100", *given)  # fmt: skip
+    assert shown.returncode == 0, shown.stderr
+    assert f"runs of table4 are there with other settings: {told}\n" in shown.stdout
