@@ -24,7 +24,7 @@ from fedcsd.methods import Method
 from fedcsd.methods._own import digest_of
 from fedcsd.naming import parse
 from fedcsd.places import Place, here, sigterm_as_interrupt
-from fedcsd.runs import AFTER_DIVERGENCE, RunDirectory
+from fedcsd.runs import AFTER_DIVERGENCE, RunDirectory, writing_to
 from fedcsd.tracking import EachRound, OnRound
 from fedcsd.weights import Value, Weights
 
@@ -168,18 +168,17 @@ def take_up(
     experiment = prepare({**directory.settings, **changes}, parts=directory.partition(), **(given or {}))
     check_same(experiment, directory)
     tracking.check(config_of(experiment))
-    try:
+    with writing_to(path, advice=""):
         directory.lock()
-    except OSError as error:
-        raise UserError(f"cannot write to {path}: {error.strerror or error}") from None
     try:
         saved = directory.latest(experiment.network.layout)
-        history = _history_until(directory, saved[0] if saved else None)
-        if len(history) > experiment.settings.rounds:
-            raise UserError(f"{path} has {len(history)} rounds already: --rounds must be at least that")
-        directory.reopen()
-        directory.settle(len(history))
-        directory.change(len(history), changes, changed_code(experiment, directory))
+        with writing_to(path, advice=""):
+            history = _history_until(directory, saved[0] if saved else None)
+            if len(history) > experiment.settings.rounds:
+                raise UserError(f"{path} has {len(history)} rounds already: --rounds must be at least that")
+            directory.reopen()
+            directory.settle(len(history))
+            directory.change(len(history), changes, changed_code(experiment, directory))
     except BaseException:
         directory.unlock()
         raise

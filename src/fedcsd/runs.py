@@ -74,12 +74,12 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def writing_to(path: Path) -> Iterator[None]:
+def writing_to(path: Path, advice: str = ": choose another --out") -> Iterator[None]:
     """What keeps the place that --out names from being written, as one line."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot write to {path}: {error.strerror or error}: choose another --out") from None
+        raise UserError(f"cannot write to {path}: {error.strerror or error}{advice}") from None
 
 
 def names_in(path: Path) -> set[str]:
