@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,7 +13,7 @@ from fedcsd.analysis.tables import Row, csv_text, latex, markdown
 from fedcsd.began import tell_old
 from fedcsd.config import IRRELEVANT, TABLES, Settings, build, layered
 from fedcsd.errors import RunStopped, UserError
-from fedcsd.experiments import config_of, make_method, prepare, split_objects
+from fedcsd.experiments import config_of, folder_of, make_method, prepare, split_objects
 from fedcsd.federation import Experiment, Watch
 from fedcsd.jobs import Job, Run, attempt, begin, load_run, take_up
 from fedcsd.methods import Method, methods
@@ -82,8 +82,10 @@ def choices_of(
         entries: dict[str, Any] = dict(parse_methods(chosen))
     elif isinstance(chosen, Mapping):
         entries = dict(chosen)
+    elif isinstance(chosen, Iterable):
+        entries = _by_label(list(chosen))
     else:
-        entries = _by_label(chosen)
+        raise UserError(f"methods must be names or a list of methods, such as fedavg,fedcsd, not {chosen!r}")
     tables = {
         label: layered(TABLES, {"method": choice})["method"]
         for label, choice in entries.items()
@@ -152,7 +154,7 @@ def compare(
         raise UserError(f"method={shared!r} beside methods: name all methods in methods alone")
     without = choices_of(methods, {})
     entries = choices_of(methods, shared)
-    folder = Path(out).expanduser() if out is not None else None
+    folder = folder_of(out) if out is not None else None
     plan = []
     for label, choice in entries.items():
         for seed in seeds:
@@ -179,6 +181,8 @@ def _seeds(seeds: Sequence[int] | None, settings: dict[str, Any]) -> list[int]:
     if seeds is not None and seed is not None:
         raise UserError(f"seed={seed} beside seeds: name all seeds in seeds alone, such as seeds=[{seed}]")
     seeds = [0 if seed is None else seed] if seeds is None else seeds
+    if not isinstance(seeds, Iterable) or isinstance(seeds, str):
+        raise UserError(f"seeds must be a list of whole numbers, such as [0, 1, 2], not {seeds!r}")
     found = [build(Settings, {"seed": each}).seed for each in seeds]
     if not found or len(set(found)) != len(found):
         raise UserError("--seeds needs different whole numbers, such as 0,1,2")

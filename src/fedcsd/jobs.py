@@ -18,7 +18,7 @@ from fedcsd.began import MOVABLE, changed_code, check_same, check_there, facts_o
 from fedcsd.config import layered, native
 from fedcsd.data.partition import counts_of
 from fedcsd.errors import Diverged, Divergence, RunStopped, UserError, note
-from fedcsd.experiments import config_of, prepare, split_objects
+from fedcsd.experiments import config_of, folder_of, prepare, split_objects
 from fedcsd.federation import Experiment, Federation, Record, Watch
 from fedcsd.methods import Method
 from fedcsd.methods._own import digest_of
@@ -105,7 +105,7 @@ def run(
         **settings: everything else by name, as in `fedcsd run --help`: clients, beta, rounds, lr, …
     """
     values, given = split_objects(method=method, data=data, model=model)
-    folder = Path(out).expanduser() if out is not None else None
+    folder = folder_of(out) if out is not None else None
     job = begin(layered(settings, values), given=given, out=folder, overwrite=overwrite)
     return train(job, EachRound(on_round))
 
@@ -217,7 +217,7 @@ def resume(
     objects = {"method": method, "data": data, "model": model}
     changes |= {key: objects[key] for key in ("method", "data") if isinstance(objects[key], (str, Path))}
     given = {key: value for key, value in objects.items() if value is not None and key not in changes}
-    job = take_up(Path(path).expanduser(), given=given, changes=changes)
+    job = take_up(folder_of(path, "path"), given=given, changes=changes)
     return train(job, EachRound(on_round)) if job else load_run(path)
 
 
@@ -237,7 +237,7 @@ def _history_until(directory: RunDirectory, header: dict[str, Any] | None) -> li
 
 def load_run(path: str | Path) -> Run:
     """A run that has ended, from its directory."""
-    directory = RunDirectory.open(Path(path).expanduser())
+    directory = RunDirectory.open(folder_of(path, "path"))
     if end := directory.divergence:
         _tell_if_old(directory)
         mended = tuple(directory.mended)
