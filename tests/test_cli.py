@@ -297,6 +297,19 @@ def test_mistakes_get_one_line_and_status_2(
     assert {p.name for p in tmp_path.iterdir()} == {"file.txt"}  # nothing half-written is left behind
 
 
+def test_what_is_no_file_of_settings(fedcsd: Fedcsd, tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r/config.toml").touch()
+    (tmp_path / "empty").mkdir()
+    np.savez(tmp_path / "mine.npz", x=np.arange(1000))
+    for given, said in {
+        "r": "r is a folder, not a file of settings: give r/config.toml",
+        "empty": "empty is a folder, not a file of settings",
+        "mine.npz": "mine.npz is no file of settings; if it is data, give it as --data mine.npz",
+    }.items():
+        assert fedcsd("run", given).stderr == f"error: {said}\n"
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_no_permission(fedcsd: Fedcsd, tmp_path: Path) -> None:
     (tmp_path / "locked").mkdir(mode=0o500)

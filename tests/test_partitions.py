@@ -95,7 +95,7 @@ def test_by_column_and_saved(tmp_path: Path) -> None:
         ("quantity", {"beta": 0.01, "clients": 50}, "raise --beta"),
         ("column", {}, "does not say which client"),
         ("saved", {}, "which file"),
-        ("saved", {"file": "nothing.npz"}, "cannot read a partition from nothing.npz"),
+        ("saved", {"file": "nothing.npz"}, "there is no file nothing.npz: correct partition.file"),
         ("shards", {"per_cliant": 2}, "did you mean per_client"),
         ("iid", {"per_client": 2}, "this partition has no options"),
         ("iid", {"clients": 401}, "4000 training samples cannot give 401 clients 10 each"),

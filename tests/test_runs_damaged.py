@@ -54,7 +54,7 @@ def test_damaged_runs_are_told_in_one_line(tmp_path: Path, fedcsd: Fedcsd) -> No
     torn[60:120] = bytes(60)
     for content in (b"", b"no", whole[:-20], bytes(torn)):
         (tmp_path / "run/partition.npz").write_bytes(content)
-        with pytest.raises(UserError, match=r"cannot read .*partition\.npz"):
+        with pytest.raises(UserError, match=r"cannot read .*partition\.npz: it is damaged$"):
             package.resume(tmp_path / "run", data=blobs(), rounds=6)
         assert fedcsd("report", "run").returncode == 0
     for content in ("{", "[1]", "3"):

@@ -248,7 +248,7 @@ class RunDirectory:
                 held = unpacked(file["held_rows"], file["held_sizes"]) if "held_rows" in file else []
                 return unpacked(file["rows"], file["sizes"]), held
         except UNREADABLE as error:
-            why = str(error) or "it is damaged"
+            why = getattr(error, "strerror", None) or "it is damaged"
             raise UserError(f"cannot read {self.path / 'partition.npz'}: {why}") from None
 
     def counts(self) -> Counts | None:

@@ -162,6 +162,8 @@ def saved(deal: Deal, *, file: str = "") -> list[Rows]:
     """From a file: the partition.npz of a run, or any .npz with `rows` and `sizes`."""
     if not file:
         raise UserError("which file? --set partition.file=runs/first/partition.npz")
+    if not Path(file).is_file():
+        raise UserError(f"there is no file {file}: correct partition.file")
     try:
         with np.load(Path(file), allow_pickle=False) as content:
             parts = unpacked(content["rows"], content["sizes"])
