@@ -8,8 +8,10 @@ import tomli_w
 from conftest import Fedcsd
 
 import fedcsd as package
+from fedcsd.errors import UserError
 from fedcsd.paper.exhibits import EXHIBITS
 from fedcsd.paper.plan import plan
+from fedcsd.paper.reproduce import reproduce
 from fedcsd.paper.scales import Choices, stand_ins
 from fedcsd.runs import RunDirectory
 
@@ -79,3 +81,16 @@ def test_runs_with_other_settings_are_told(
                    "--stand-in", "cifar100=cifar100", *given)  # fmt: skip
     assert shown.returncode == 0, shown.stderr
     assert f"runs of table4 are there with other settings: {told}\n" in shown.stdout
+
+
+@pytest.mark.parametrize("name", ["fig1", "fig-tsne"])
+def test_a_figure_that_needs_models_says_so(name: str, tmp_path: Path) -> None:
+    chosen = Choices("smoke", (0,), {"workers": 1}, {"cifar100": "digits", "femnist": "digits"})
+    runs = plan(EXHIBITS[name], chosen, tmp_path / "runs").values()
+    for run in runs:
+        package.run(**run.values, out=run.path)
+        (run.path / "model.safetensors").unlink()
+    with pytest.raises(
+        UserError, match=rf"^{name} needs the model of .*: remove that folder, and the run is"
+    ):
+        reproduce([name], chosen, tmp_path, train=False)
