@@ -269,13 +269,13 @@ def show(path: Path) -> None:
         name_files(path, "report.html")
         return
 
-    from fedcsd.analysis.summary import progress_of, summarise
+    from fedcsd.analysis.summary import left_in, progress_of, summarise
     from fedcsd.console import say, show_run, show_table, sparkline
     from fedcsd.runs import RunDirectory
 
     if not (path / "config.toml").exists() and (parts := progress_of(path)):
         show_table(["run", "rounds", "accuracy (%)"], parts)
-        say(f"the runs in {path}; if a comparison was cut off there, the same command again goes on with it")
+        say(left_in(path))
         for other in sorted(path.glob("*/comparison.json")):
             say(f"a comparison: fedcsd show {other.parent}")
         return

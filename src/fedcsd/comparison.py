@@ -19,10 +19,11 @@ from fedcsd.jobs import Job, Run, attempt, begin, load_run, take_up
 from fedcsd.methods import Method, methods
 from fedcsd.methods._partly_local import PartlyLocal
 from fedcsd.naming import free, labelled, method_table, short
+from fedcsd.planned import FILE, Planned
 from fedcsd.runs import RunDirectory, names_in, write_whole, writing_to
 
 LONGEST = 255  # bytes of a folder's name
-FILES = ("comparison.md", "comparison.csv", "comparison.tex", "comparison.json", "curves.png", "report.html")
+FILES = (*(f"comparison.{end}" for end in ("md", "csv", "tex", "json")), "curves.png", "report.html", FILE)
 
 
 @dataclass(frozen=True)
@@ -164,12 +165,12 @@ def compare(
     if folder:
         _check_folder(folder, plan)
     about = _about(entries, without, _check(plan))
-    with _claimed(folder):
+    names = [cell.path.name for cell in plan if cell.path]
+    with _claimed(folder, Planned(list(entries), seeds, names)):
         runs = _train_all(plan, on_start)
         with _all_finished(folder):
             picture = folder / "curves.png" if folder else None
-            common = dict(about.settings)
-            comparison = Comparison(rows(runs, about), runs, seeds, folder, picture, common)
+            comparison = Comparison(rows(runs, about), runs, seeds, folder, picture, dict(about.settings))
             if folder:
                 _write(comparison, folder)
     return comparison
@@ -212,7 +213,7 @@ def method_of(choice: Any) -> Method:
 
 
 @contextmanager
-def _claimed(folder: Path | None) -> Iterator[None]:
+def _claimed(folder: Path | None, planned: Planned) -> Iterator[None]:
     """One process at a time trains a comparison; the tables of an earlier call are gone."""
     if folder is None:
         yield
@@ -224,6 +225,7 @@ def _claimed(folder: Path | None) -> Iterator[None]:
             directory.lock()
             for name in FILES:
                 (folder / name).unlink(missing_ok=True)
+            planned.write(folder)
         yield
     finally:
         directory.unlock()
@@ -342,7 +344,9 @@ def _is_comparison(folder: Path) -> bool:
     with suppress(OSError, ValueError):
         content = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
         return isinstance(content, dict) and {"seeds", "rows"} <= content.keys()
-    return any(_is_run(config.parent) for config in folder.glob("*-seed*/config.toml"))
+    return bool(Planned.of(folder)) or any(
+        _is_run(config.parent) for config in folder.glob("*-seed*/config.toml")
+    )
 
 
 def _check(plan: Sequence[Cell]) -> Experiment:
@@ -392,3 +396,4 @@ def _write(comparison: Comparison, folder: Path) -> None:
         ("json", json.dumps(content, indent=2) + "\n"),
     ):
         write_whole(folder / f"comparison.{suffix}", text.encode())
+    (folder / FILE).unlink(missing_ok=True)
