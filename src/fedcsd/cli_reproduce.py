@@ -180,8 +180,9 @@ def train_and_show(
         def made(one: Any) -> None:
             training.move_up()
             show_made(one)
+            given = bool(get_current_context().params["given"])
             nothing = not (train or one.report.outcomes)
-            if nothing and (hint := elsewhere(one.report.exhibit, choices, out / "runs")):
+            if nothing and (hint := elsewhere(one.report.exhibit, choices, out / "runs", given)):
                 say(hint)
 
         reproduce(

@@ -62,6 +62,7 @@ def test_runs_of_data_that_is_no_longer_there_are_shown(
     ("overrides", "given", "told"),
     [
         ({"lr": 0.03}, (), "add --lr 0.03"),
+        ({"lr": 0.03}, ("--stand-in", "cifar100=cifar100"), "add --lr 0.03"),
         ({}, ("--lr", "0.03", "--device", "cuda"), "leave out --lr --device"),
         ({"lr": 0.03}, ("--scale", "paper", "--seeds", "1"), "add --scale smoke --lr 0.03 --seeds 0"),
         ({"device": "cuda", "precision": "bf16"}, (), "add --device cuda --precision bf16"),
@@ -77,8 +78,7 @@ def test_runs_with_other_settings_are_told(
 ) -> None:
     monkeypatch.delenv("FEDCSD_DATA", raising=False)
     trained("table4", tmp_path / "p", **overrides)
-    shown = fedcsd("reproduce", "table4", "--scale", "smoke", "--no-train", "--out", "p",
-                   "--stand-in", "cifar100=cifar100", *given)  # fmt: skip
+    shown = fedcsd("reproduce", "table4", "--scale", "smoke", "--no-train", "--out", "p", *given)
     assert shown.returncode == 0, shown.stderr
     assert f"runs of table4 are there with other settings: {told}\n" in shown.stdout
 

@@ -19,16 +19,19 @@ SAME = ("data", "data.train_pool", "partition", "method", "beta", "track_drift",
 """What a table sets itself: a run that has it otherwise is none of the table's."""
 
 
-def elsewhere(exhibit: Exhibit, choices: Choices, folder: Path) -> str:
-    """What to ask for in place of these settings, of which no run is in the folder; empty if none is near."""
+def elsewhere(exhibit: Exhibit, choices: Choices, folder: Path, given: bool) -> str:
+    """What to ask for in place of these settings, of which no run is in the folder; empty if none is near.
+
+    What stands in for data that is not there is no matter, unless it was `given`.
+    """
     there = [found for config in sorted(folder.glob("*/config.toml")) if (found := _trained(config.parent))]
     near = []
-    for scale in SCALES:
-        others = replace(choices, scale=scale)
+    instead = [choices.stand_ins, *[{}] * (not given)]
+    for others in (replace(choices, scale=scale, stand_ins=some) for scale in SCALES for some in instead):
         for run in plan(exhibit, others, folder).values():
             asked = _flat(run.values)
             differ = [some for found in there if (some := _different(asked, found)) is not None]
-            near += [(len(some) + (scale != choices.scale), others, run, some) for some in differ]
+            near += [(len(some) + (others.scale != choices.scale), others, run, some) for some in differ]
     if not near:
         return ""
     _, others, run, some = min(near, key=lambda one: one[0])
@@ -37,7 +40,7 @@ def elsewhere(exhibit: Exhibit, choices: Choices, folder: Path) -> str:
         add.insert(0, f"--scale {others.scale}")
     texts = {"add": add, "leave out": leave_out}
     advice = ", ".join(f"{what} {' '.join(flags)}" for what, flags in texts.items() if flags)
-    return f"runs of {exhibit.name} are there with other settings: {advice}"
+    return f"runs of {exhibit.name} are there with other settings: {advice}" if advice else ""
 
 
 def _trained(path: Path) -> Flat:
