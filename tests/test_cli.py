@@ -146,6 +146,13 @@ def test_compare_takes_options_and_seed_from_a_file(fedcsd: Fedcsd, tmp_path: Pa
     assert (tmp_path / "d/fedcsd-seed1").exists()  # what is said here goes over the file
 
 
+def test_compare_refuses_its_options_in_a_file(fedcsd: Fedcsd, tmp_path: Path) -> None:
+    (tmp_path / "e.toml").write_text('seeds = [0, 1]\nout = "c"\n')
+    result = fedcsd("compare", "e.toml", "--methods", "fedavg")
+    assert result.returncode == 2
+    assert result.stderr == "error: seeds is no setting: give it as --seeds\n"
+
+
 def test_a_comparison_that_is_cut_off_can_be_shown(fedcsd: Fedcsd, tmp_path: Path) -> None:
     fedcsd("run", "--method", "fedavg", *QUICK, "--out", "c/fedavg-seed0")
     shown = fedcsd("show", "c")
@@ -264,6 +271,11 @@ BAD = [
     ),
     (("reproduce", "--dry-run"), "--dry-run needs a name, such as: fedcsd reproduce table1"),
     (("reproduce", "--scale", "paper"), "--scale needs a name"),
+    (("compare", "--methods", "fedavg", "--set", "seeds=0"), "seeds is no setting: give it as --seeds"),
+    (("compare", "--methods", "fedavg", "--set", "methods=a"), "methods is no setting: give it as --methods"),
+    (("compare", "--methods", "fedavg", "--set", "overwrite=true"), "give it as --overwrite"),
+    (("run", "--set", "out=a"), "out is no setting: give it as --out"),
+    (("reproduce", "table1", "--set", "seeds=0"), "seeds is no setting: give it as --seeds"),
     (("run", "--out", "file.txt/run"), "choose another --out"),
     (("run", "--out", "/proc/run"), "cannot write to /proc/run"),
     (("run", "--out", "file.txt"), "is a file: choose another --out"),
@@ -283,6 +295,19 @@ def test_mistakes_get_one_line_and_status_2(
     assert len(result.stderr.strip().splitlines()) == 1
     assert "Traceback" not in result.stderr
     assert {p.name for p in tmp_path.iterdir()} == {"file.txt"}  # nothing half-written is left behind
+
+
+def test_what_is_no_file_of_settings(fedcsd: Fedcsd, tmp_path: Path) -> None:
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r/config.toml").touch()
+    (tmp_path / "empty").mkdir()
+    np.savez(tmp_path / "mine.npz", x=np.arange(1000))
+    for given, said in {
+        "r": "r is a folder, not a file of settings: give r/config.toml",
+        "empty": "empty is a folder, not a file of settings",
+        "mine.npz": "mine.npz is no file of settings; if it is data, give it as --data mine.npz",
+    }.items():
+        assert fedcsd("run", given).stderr == f"error: {said}\n"
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

@@ -11,6 +11,7 @@ from conftest import Fedcsd, blobs
 import fedcsd as package
 from fedcsd.comparison import FILES
 from fedcsd.errors import UserError
+from fedcsd.federation import Watch
 
 SMALL: dict[str, Any] = {"clients": 4, "min_samples": 2, "epochs": 1, "workers": 1, "rounds": 1}
 COMPARE = ("compare", "--methods", "fedavg", "--rounds", "1", "--epochs", "1", "--workers", "1")
@@ -60,6 +61,24 @@ def test_a_comparison_goes_on_with_whatever_of_its_files_is_there(tmp_path: Path
         (tmp_path / "c" / name).unlink()
     assert len(compare(tmp_path / "c", overwrite=True).rows) == 1
     assert (tmp_path / "c/comparison.json").exists()
+
+
+def test_a_comparison_that_is_cut_off_says_what_is_left(fedcsd: Fedcsd, tmp_path: Path) -> None:
+    def stop(label: str, seed: int, rounds: int, left: int) -> Watch:
+        if label == "fedprox":
+            raise KeyboardInterrupt
+        return Watch()
+
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            compare(tmp_path / "c", "fedavg,fedprox:mu=1,fedprox", seeds=[0, 3], on_start=stop)
+    said = fedcsd("show", "c").stdout
+    assert "fedprox-seed3" in said
+    assert "to do" in said
+    of = "a comparison of fedavg, fedprox:mu=1, fedprox (seeds 0, 3), not finished"
+    assert f"{of}: 2 of 6 runs are left; the same command again goes on with it\n" in said
+    compare(tmp_path / "c", "fedavg,fedprox:mu=1,fedprox", seeds=[0, 3])
+    assert not (tmp_path / "c/planned.json").exists()
 
 
 def test_a_run_that_cannot_be_written_is_refused_before_the_first_is_trained(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from fedcsd.config import Settings
 from fedcsd.data import Groups
 from fedcsd.data import split as split_by
 from fedcsd.data.partition import hold_out, packed
-from fedcsd.errors import UserError
+from fedcsd.errors import Note, UserError
 from fedcsd.exchange import Request
 from fedcsd.federation import Federation, cohort, failing
 from fedcsd.methods.fedavg import FedAvg
@@ -68,6 +68,8 @@ def test_by_column_and_saved(tmp_path: Path) -> None:
     groups = Groups(["a", "b", "c"], torch.from_numpy(np.arange(4000) % 3))
     parts = deal("column", groups=groups, clients=10)
     assert [set((p % 3).tolist()) for p in parts] == [{0}, {1}, {2}]
+    with pytest.warns(Note, match="--partition column has 3 clients: --clients 7 has no effect"):
+        deal("column", groups=groups, clients=7)
     train, held = hold_out(parts, 0.1, 0)
     (tmp_path / "p.npz").write_bytes(packed(train, held, 4000))
     again = deal("saved", file=str(tmp_path / "p.npz"))
@@ -95,7 +97,7 @@ def test_by_column_and_saved(tmp_path: Path) -> None:
         ("quantity", {"beta": 0.01, "clients": 50}, "raise --beta"),
         ("column", {}, "does not say which client"),
         ("saved", {}, "which file"),
-        ("saved", {"file": "nothing.npz"}, "cannot read a partition from nothing.npz"),
+        ("saved", {"file": "nothing.npz"}, "there is no file nothing.npz: correct partition.file"),
         ("shards", {"per_cliant": 2}, "did you mean per_client"),
         ("iid", {"per_client": 2}, "this partition has no options"),
         ("iid", {"clients": 401}, "4000 training samples cannot give 401 clients 10 each"),

@@ -4,6 +4,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,6 +71,22 @@ def test_factories_with_and_without_arguments() -> None:
 def test_mistakes_are_user_errors(changes: dict, message: str) -> None:
     with pytest.raises(fedcsd.UserError, match=message):
         fedcsd.run(**{"data": blobs(), "clients": 4, "min_samples": 2, "rounds": 1, **changes})
+
+
+def test_what_is_of_the_wrong_kind_is_a_user_error() -> None:
+    wrong: Any = 3
+    for call, message in (
+        (lambda: fedcsd.run(model=wrong), "model must be a name, or a function or class .*, not 3"),
+        (lambda: fedcsd.run(out=wrong), "out must be the path of a folder, not 3"),
+        (lambda: fedcsd.resume(wrong), "path must be the path of a folder, not 3"),
+        (lambda: fedcsd.load_run(wrong), "path must be the path of a folder, not 3"),
+        (lambda: fedcsd.compare(wrong), "methods must be names or a list of methods, .* not 3"),
+        (lambda: fedcsd.compare(["fedavg"], out=wrong), "out must be the path of a folder, not 3"),
+        (lambda: fedcsd.compare(["fedavg"], seeds=wrong), r"seeds must be a list .* \[0, 1, 2\], not 3"),
+        (lambda: fedcsd.compare(["fedavg"], seeds="0,1"), "seeds must be a list"),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(fedcsd.UserError, match=message):
+            call()
 
 
 def test_callbacks_see_every_round() -> None:

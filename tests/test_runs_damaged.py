@@ -54,7 +54,7 @@ def test_damaged_runs_are_told_in_one_line(tmp_path: Path, fedcsd: Fedcsd) -> No
     torn[60:120] = bytes(60)
     for content in (b"", b"no", whole[:-20], bytes(torn)):
         (tmp_path / "run/partition.npz").write_bytes(content)
-        with pytest.raises(UserError, match=r"cannot read .*partition\.npz"):
+        with pytest.raises(UserError, match=r"cannot read .*partition\.npz: it is damaged$"):
             package.resume(tmp_path / "run", data=blobs(), rounds=6)
         assert fedcsd("report", "run").returncode == 0
     for content in ("{", "[1]", "3"):
@@ -151,3 +151,18 @@ def test_show_of_a_folder_of_runs(tmp_path: Path, fedcsd: Fedcsd) -> None:
         damaged.stderr
         == "error: all/c/comparison.json is damaged: the same comparison again writes it anew\n"
     )
+
+
+def test_a_run_that_cannot_be_written_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package.run(rounds=2, out=tmp_path / "run", epochs=1)
+
+    def refuse(path: Path, content: bytes) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    for module in ("runs", "began"):
+        monkeypatch.setattr(f"fedcsd.{module}.write_whole", refuse)
+    for moved in ({}, {"data_dir": str(tmp_path)}):
+        with pytest.raises(UserError, match=r"^cannot write to .*run: Permission denied$"):
+            package.resume(tmp_path / "run", rounds=3, **moved)
+    monkeypatch.undo()
+    assert package.resume(tmp_path / "run", rounds=3).summary["rounds"] == 3

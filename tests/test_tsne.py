@@ -139,6 +139,14 @@ def test_tsne_and_plot_write_where_they_are_told(
     [
         (("plot", "{run}", "--y", "loss"), "error: unknown metric 'loss': did you mean"),
         (("plot", "{run}", "--mask", "--target"), "error: --mask and --target are two pictures"),
+        (
+            ("plot", "{run}", "--mask", "--y", "test_loss"),
+            "error: --mask is a picture of its own: leave out --y",
+        ),
+        (
+            ("plot", "{run}", "--target", "--x", "bytes"),
+            "error: --target is a picture of its own: leave out --x",
+        ),
         (("plot", "nowhere"), "error: nowhere holds no run"),
         (("drift", "{run}", "--methods", "fedavgg"), "error: unknown method 'fedavgg': did you mean"),
         pytest.param(

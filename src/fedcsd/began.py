@@ -13,7 +13,7 @@ from fedcsd.errors import UserError, note
 from fedcsd.experiments import absolute, config_of, prepare, source_of
 from fedcsd.federation import Experiment
 from fedcsd.naming import complete, parse
-from fedcsd.runs import RunDirectory, write_whole
+from fedcsd.runs import RunDirectory, write_whole, writing_to
 
 MOVABLE = ("method", "data", "data_dir")
 """settings that say where something is"""
@@ -119,4 +119,5 @@ def move(directory: RunDirectory, places: Mapping[str, str | Path]) -> None:
                 )
             tables[key] = {**settings["method"], "name": now.full}
     _check_facts(prepare({**settings, **tables}, parts=directory.partition()), directory)
-    write_whole(directory.path / "config.toml", tomli_w.dumps({**directory.config, **tables}).encode())
+    with writing_to(directory.path, advice=""):
+        write_whole(directory.path / "config.toml", tomli_w.dumps({**directory.config, **tables}).encode())

@@ -31,7 +31,7 @@ from fedcsd.cli_options import (
     setting_options,
 )
 from fedcsd.cli_report import report, reported_if_diverged, show_report, watch
-from fedcsd.cli_reproduce import reproduce
+from fedcsd.cli_reproduce import FIXED, fixed, reproduce
 from fedcsd.config import TABLES, layered
 from fedcsd.errors import RunStopped, UserError, note, show_notes
 from fedcsd.naming import short
@@ -269,13 +269,13 @@ def show(path: Path) -> None:
         name_files(path, "report.html")
         return
 
-    from fedcsd.analysis.summary import progress_of, summarise
+    from fedcsd.analysis.summary import left_in, progress_of, summarise
     from fedcsd.console import say, show_run, show_table, sparkline
     from fedcsd.runs import RunDirectory
 
     if not (path / "config.toml").exists() and (parts := progress_of(path)):
         show_table(["run", "rounds", "accuracy (%)"], parts)
-        say(f"the runs in {path}; if a comparison was cut off there, the same command again goes on with it")
+        say(left_in(path))
         for other in sorted(path.glob("*/comparison.json")):
             say(f"a comparison: fedcsd show {other.parent}")
         return
@@ -384,6 +384,8 @@ def explain(error: BaseException) -> tuple[int, str]:
         from fedcsd.experiments import option_of_method
 
         name = error.option_name.lstrip("-").replace("-", "_")
+        if name in FIXED and error.ctx and error.ctx.command is reproduce:
+            return 2, f"error: {fixed(name)}"
         if option_of_method(name):
             return 2, f"error: {name} is an option of the method: --set method.{name}=…"
     if isinstance(error, click.ClickException):

@@ -169,13 +169,10 @@ def tsne(
 @click.option(
     "--y",
     "metrics",
-    default="test_accuracy",
     metavar="NAME,…",
     help="what to show, a panel each: any measurement of metrics.jsonl  [dim](default: test_accuracy)[/dim]",
 )
-@click.option(
-    "--x", default="round", metavar="round|seconds|bytes", help="against what  [dim](default: round)[/dim]"
-)
+@click.option("--x", metavar="round|seconds|bytes", help="against what  [dim](default: round)[/dim]")
 @click.option("--mask", is_flag=True, help="what FedCSD's mask filters, instead of --y")
 @click.option("--target", is_flag=True, help="how far FedCSD's target is from uniform, instead of --y")
 @click.option(
@@ -185,7 +182,9 @@ def tsne(
     metavar="FILE",
     help="picture to write: .png, .svg or .pdf  [dim](default: all three, in RUN/analysis of the first)[/dim]",
 )
-def plot(paths: tuple[Path, ...], metrics: str, x: str, mask: bool, target: bool, out: Path | None) -> None:
+def plot(
+    paths: tuple[Path, ...], metrics: str | None, x: str | None, mask: bool, target: bool, out: Path | None
+) -> None:
     """Draw what runs recorded. Seeds of the same settings are one line with a band.
 
     RUN may be a comparison's folder, which stands for all runs in it.
@@ -199,6 +198,10 @@ def plot(paths: tuple[Path, ...], metrics: str, x: str, mask: bool, target: bool
 
     if mask and target:
         raise UserError("--mask and --target are two pictures: give one of them")
+    if (mask or target) and (metrics is not None or x is not None):
+        flags = "--mask" if mask else "--target", "--y" if metrics is not None else "--x"
+        raise UserError(f"{flags[0]} is a picture of its own: leave out {flags[1]}")
+    metrics, x = metrics or "", x or "round"
     histories = plots.grouped(plots.found(paths))
     wanted = [name.strip() for name in metrics.split(",") if name.strip()] or ["test_accuracy"]
     name = "mask" if mask else "target" if target else "-".join(wanted) + ("" if x == "round" else f"-by-{x}")

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import rich_click as click
+from click import get_current_context
 
 from fedcsd.config import TABLES, Settings, layered, parse_assignments, read_toml
 from fedcsd.errors import UserError
@@ -114,7 +115,16 @@ def gather(
     """All layers of settings on top of each other."""
     from_file = read_toml(experiment) if experiment else {}
     given = {key: value for key, value in options.items() if value is not None}
-    return layered(from_file, given, parse_assignments(assignments))
+    assigned = parse_assignments(assignments)
+    _refuse_options({**from_file, **assigned})
+    return layered(from_file, given, assigned)
+
+
+def _refuse_options(values: Mapping[str, Any]) -> None:
+    """Options of the command that are no settings cannot be given as such."""
+    for option in get_current_context().command.params:
+        if option.name in values and option.name not in {*Settings.__dataclass_fields__, *TABLES}:
+            raise UserError(f"{option.name} is no setting: give it as {option.opts[0]}")
 
 
 def parse_seeds(text: str | None, assignments: tuple[str, ...] = ()) -> tuple[int, ...] | None:

@@ -1,6 +1,9 @@
 """`fedcsd reproduce`: the paper's tables and figures, measured beside what the paper prints."""
 
+import re
 from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,8 @@ from fedcsd.errors import UserError
 from fedcsd.paper.exhibits import EXHIBITS, TITLES
 from fedcsd.paper.scales import SCALES, Choices, stand_ins
 
-FIXED = ("seed", "beta", "data", "partition", "track_drift", "holdout", "classifier")  # the tables say these
+FIXED = ("method", "seed", "beta", "data", "partition", "track_drift", "holdout", "classifier")
+"""what the tables say"""
 OF_SCALE = dict.fromkeys(
     (*TRAINING, "model", "train_size", "clients", "min_samples", "participation"), "as the scale has it"
 )
@@ -112,11 +116,15 @@ def reproduce(
     train = not (no_train or dry_run)
     if train and overrides.get("device") == "cuda":
         require_cuda()
-    instead, notes = stand_ins(needed, scale, parse_stand_ins(given), overrides, train)
-    choices = Choices(scale, parse_seeds(seeds) or SCALES[scale].seeds, overrides, instead, notes)
+    choices = Choices(scale, parse_seeds(seeds) or SCALES[scale].seeds, overrides)
     out = out.expanduser()
+
+    ended = partial(paper.any_ended, chosen, choices, out) if no_train else None
+    instead, notes = stand_ins(needed, scale, parse_stand_ins(given), overrides, train, ended)
+    choices = replace(choices, stand_ins=instead, notes=notes)
     if dry_run:
         check_names(choices)
+        show_notes(choices)
         show_plan(paper.plans(chosen, choices, out), wanted, choices.machine)
         return
     train_and_show(chosen, choices, out, wanted, jobs, not no_train)
@@ -148,6 +156,7 @@ def train_and_show(
     names: Sequence[str], choices: Choices, out: Path, only: Any, jobs: int, train: bool
 ) -> None:
     from fedcsd.console import Training, say
+    from fedcsd.paper.elsewhere import elsewhere
     from fedcsd.paper.helpers import helping, shared_out
     from fedcsd.paper.reproduce import plans, reproduce, wanted
 
@@ -155,8 +164,7 @@ def train_and_show(
     runs = {run.path: run for some in plans(names, choices, out).values() for run in wanted(some, only)}
     left = [run for run in runs.values() if not run.ended]
     say(f"scale {choices.scale}: {choices.of_scale.meaning}")
-    for note in choices.notes.values():
-        say(f"note: {note}")
+    show_notes(choices)
     if left and train:
         expected = duration_text(sum(run.seconds for run in left))
         say(f"{counted(runs)}, {len(left)} of them to train: about {expected} on {choices.machine}")
@@ -172,6 +180,10 @@ def train_and_show(
         def made(one: Any) -> None:
             training.move_up()
             show_made(one)
+            given = bool(get_current_context().params["given"])
+            nothing = not (train or one.report.outcomes)
+            if nothing and (hint := elsewhere(one.report.exhibit, choices, out / "runs", given)):
+                say(hint)
 
         reproduce(
             names,
@@ -183,6 +195,13 @@ def train_and_show(
             on_step=training.step,
             on_made=made,
         )
+
+
+def show_notes(choices: Choices) -> None:
+    from fedcsd.console import say
+
+    for note in choices.notes.values():
+        say(f"note: {note}")
 
 
 def show_made(made: Any) -> None:
@@ -265,7 +284,7 @@ def duration_text(seconds: float) -> str:
 
 def parse_stand_ins(given: Sequence[str]) -> dict[str, str]:
     found = {}
-    for text in given:
+    for text in (part for some in given for part in re.split(r",(?=\s*\w+=)", some)):
         name, equals, other = text.partition("=")
         if not equals or not other:
             raise UserError(f"--stand-in takes DATA=OTHER, such as femnist=mnist, not {text!r}")
@@ -277,8 +296,18 @@ def overrides_of(options: dict[str, Any], assignments: tuple[str, ...]) -> dict[
     """Settings in place of the scale's; those that the tables vary are not for the taking."""
     values = gather(None, options, assignments)
     for key in values:
-        if key in ("method", *FIXED) and not (key == "data" and "name" not in values["data"]):
-            other = f"; --stand-in {next(iter(TITLES))}=… trains on other data" if key == "data" else ""
-            advice = "choose among its values with --only" if key in ("method", "beta") else "leave it out"
-            raise UserError(f"{key} is what the paper's tables and figures set: {advice}{other}")
+        if key in FIXED and not (key == "data" and "name" not in values["data"]):
+            raise UserError(fixed(key))
     return values
+
+
+def fixed(key: str) -> str:
+    """What to say of a setting that the tables vary."""
+    advice = "leave it out"
+    if key in ("method", "beta"):
+        advice = f"choose among its values with --only {key}=…"
+    elif key == "data":
+        advice += f"; --stand-in {next(iter(TITLES))}=… trains on other data"
+    elif key == "seed":
+        advice = "give seeds as --seeds"
+    return f"{key} is what the paper's tables and figures set: {advice}"

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -13,16 +13,17 @@ from fedcsd.analysis.tables import Row, csv_text, latex, markdown
 from fedcsd.began import tell_old
 from fedcsd.config import IRRELEVANT, TABLES, Settings, build, layered
 from fedcsd.errors import RunStopped, UserError
-from fedcsd.experiments import config_of, make_method, prepare, split_objects
+from fedcsd.experiments import config_of, folder_of, make_method, prepare, split_objects
 from fedcsd.federation import Experiment, Watch
 from fedcsd.jobs import Job, Run, attempt, begin, load_run, take_up
 from fedcsd.methods import Method, methods
 from fedcsd.methods._partly_local import PartlyLocal
 from fedcsd.naming import free, labelled, method_table, short
+from fedcsd.planned import FILE, Planned
 from fedcsd.runs import RunDirectory, names_in, write_whole, writing_to
 
 LONGEST = 255  # bytes of a folder's name
-FILES = ("comparison.md", "comparison.csv", "comparison.tex", "comparison.json", "curves.png", "report.html")
+FILES = (*(f"comparison.{end}" for end in ("md", "csv", "tex", "json")), "curves.png", "report.html", FILE)
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,10 @@ def choices_of(
         entries: dict[str, Any] = dict(parse_methods(chosen))
     elif isinstance(chosen, Mapping):
         entries = dict(chosen)
+    elif isinstance(chosen, Iterable):
+        entries = _by_label(list(chosen))
     else:
-        entries = _by_label(chosen)
+        raise UserError(f"methods must be names or a list of methods, such as fedavg,fedcsd, not {chosen!r}")
     tables = {
         label: layered(TABLES, {"method": choice})["method"]
         for label, choice in entries.items()
@@ -156,7 +159,7 @@ def compare(
         raise UserError(f"method={shared!r} beside methods: name all methods in methods alone")
     without = choices_of(methods, {})
     entries = choices_of(methods, shared)
-    folder = Path(out).expanduser() if out is not None else None
+    folder = folder_of(out) if out is not None else None
     plan = []
     for label, choice in entries.items():
         for seed in seeds:
@@ -166,12 +169,12 @@ def compare(
     if folder:
         _check_folder(folder, plan)
     about = _about(entries, without, _check(plan))
-    with _claimed(folder):
+    names = [cell.path.name for cell in plan if cell.path]
+    with _claimed(folder, Planned(list(entries), seeds, names)):
         runs = _train_all(plan, on_start)
         with _all_finished(folder):
             picture = folder / "curves.png" if folder else None
-            common = dict(about.settings)
-            comparison = Comparison(rows(runs, about), runs, seeds, folder, picture, common)
+            comparison = Comparison(rows(runs, about), runs, seeds, folder, picture, dict(about.settings))
             if folder:
                 _write(comparison, folder)
     return comparison
@@ -183,6 +186,8 @@ def _seeds(seeds: Sequence[int] | None, settings: dict[str, Any]) -> list[int]:
     if seeds is not None and seed is not None:
         raise UserError(f"seed={seed} beside seeds: name all seeds in seeds alone, such as seeds=[{seed}]")
     seeds = [0 if seed is None else seed] if seeds is None else seeds
+    if not isinstance(seeds, Iterable) or isinstance(seeds, str):
+        raise UserError(f"seeds must be a list of whole numbers, such as [0, 1, 2], not {seeds!r}")
     found = [build(Settings, {"seed": each}).seed for each in seeds]
     if not found or len(set(found)) != len(found):
         raise UserError("--seeds needs different whole numbers, such as 0,1,2")
@@ -212,7 +217,7 @@ def method_of(choice: Any) -> Method:
 
 
 @contextmanager
-def _claimed(folder: Path | None) -> Iterator[None]:
+def _claimed(folder: Path | None, planned: Planned) -> Iterator[None]:
     """One process at a time trains a comparison; the tables of an earlier call are gone."""
     if folder is None:
         yield
@@ -224,6 +229,7 @@ def _claimed(folder: Path | None) -> Iterator[None]:
             directory.lock()
             for name in FILES:
                 (folder / name).unlink(missing_ok=True)
+            planned.write(folder)
         yield
     finally:
         directory.unlock()
@@ -342,7 +348,9 @@ def _is_comparison(folder: Path) -> bool:
     with suppress(OSError, ValueError):
         content = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
         return isinstance(content, dict) and {"seeds", "rows"} <= content.keys()
-    return any(_is_run(config.parent) for config in folder.glob("*-seed*/config.toml"))
+    return bool(Planned.of(folder)) or any(
+        _is_run(config.parent) for config in folder.glob("*-seed*/config.toml")
+    )
 
 
 def _check(plan: Sequence[Cell]) -> Experiment:
@@ -392,3 +400,4 @@ def _write(comparison: Comparison, folder: Path) -> None:
         ("json", json.dumps(content, indent=2) + "\n"),
     ):
         write_whole(folder / f"comparison.{suffix}", text.encode())
+    (folder / FILE).unlink(missing_ok=True)

@@ -180,7 +180,12 @@ def read_toml(path: Path) -> dict[str, Any]:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"there is no file {path}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except IsADirectoryError:
+        instead = f": give {path / 'config.toml'}" if (path / "config.toml").is_file() else ""
+        raise UserError(f"{path} is a folder, not a file of settings{instead}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} is no file of settings; if it is data, give it as --data {path}") from None
+    except (tomllib.TOMLDecodeError, OSError) as error:
         raise UserError(f"cannot read {path}: {error}") from None
     return {key: value for key, value in values.items() if key not in FACTS}
 

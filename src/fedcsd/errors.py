@@ -1,5 +1,6 @@
 """What can go wrong that is not a bug, and how a name that is not known is answered."""
 
+import re
 import sys
 import warnings
 from collections.abc import Iterable
@@ -74,11 +75,15 @@ def show_notes() -> None:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """The names that are most like this one and nearly alike in that, "a or b"; empty if none is."""
+    """The names that are most like this one and nearly alike in that, "a or b"; empty if none is, or if they
+    are three that only have other digits."""
     by_lower, word = {k.lower(): k for k in sorted(known)}, str(name).lower()
     near = get_close_matches(word, by_lower, n=3, cutoff=0.55)
     alike = [SequenceMatcher(None, k, word).ratio() for k in near]
-    return " or ".join(by_lower[k] for k, ratio in zip(near, alike, strict=True) if ratio > alike[0] - 0.1)
+    near = [k for k, ratio in zip(near, alike, strict=True) if ratio > alike[0] - 0.1]
+    if len(near) == 3 and {re.sub(r"\d", "", k) for k in near} == {re.sub(r"\d", "", word)}:
+        return ""
+    return " or ".join(by_lower[k] for k in near)
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:

@@ -42,6 +42,14 @@ def split_objects(**choices: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     return values, given
 
 
+def folder_of(path: Any, what: str = "out") -> Path:
+    """The folder that Python names."""
+    try:
+        return Path(path).expanduser()
+    except TypeError:
+        raise UserError(f"{what} must be the path of a folder, not {path!r}") from None
+
+
 def prepare(
     values: Mapping[str, Any],
     *,

@@ -18,13 +18,13 @@ from fedcsd.began import MOVABLE, changed_code, check_same, check_there, facts_o
 from fedcsd.config import layered, native
 from fedcsd.data.partition import counts_of
 from fedcsd.errors import Diverged, Divergence, RunStopped, UserError, note
-from fedcsd.experiments import config_of, prepare, split_objects
+from fedcsd.experiments import config_of, folder_of, prepare, split_objects
 from fedcsd.federation import Experiment, Federation, Record, Watch
 from fedcsd.methods import Method
 from fedcsd.methods._own import digest_of
 from fedcsd.naming import parse, short
 from fedcsd.places import Place, here, sigterm_as_interrupt
-from fedcsd.runs import AFTER_DIVERGENCE, RunDirectory
+from fedcsd.runs import AFTER_DIVERGENCE, RunDirectory, writing_to
 from fedcsd.tracking import EachRound, OnRound
 from fedcsd.weights import Value, Weights
 
@@ -113,7 +113,7 @@ def run(
         **settings: everything else by name, as in `fedcsd run --help`: clients, beta, rounds, lr, …
     """
     values, given = split_objects(method=method, data=data, model=model)
-    folder = Path(out).expanduser() if out is not None else None
+    folder = folder_of(out) if out is not None else None
     job = begin(layered(settings, values), given=given, out=folder, overwrite=overwrite)
     return train(job, EachRound(on_round))
 
@@ -176,18 +176,17 @@ def take_up(
     experiment = prepare({**directory.settings, **changes}, parts=directory.partition(), **(given or {}))
     check_same(experiment, directory)
     tracking.check(config_of(experiment))
-    try:
+    with writing_to(path, advice=""):
         directory.lock()
-    except OSError as error:
-        raise UserError(f"cannot write to {path}: {error.strerror or error}") from None
     try:
         saved = directory.latest(experiment.network.layout)
-        history = _history_until(directory, saved[0] if saved else None)
-        if len(history) > experiment.settings.rounds:
-            raise UserError(f"{path} has {len(history)} rounds already: --rounds must be at least that")
-        directory.reopen()
-        directory.settle(len(history))
-        directory.change(len(history), changes, changed_code(experiment, directory))
+        with writing_to(path, advice=""):
+            history = _history_until(directory, saved[0] if saved else None)
+            if len(history) > experiment.settings.rounds:
+                raise UserError(f"{path} has {len(history)} rounds already: --rounds must be at least that")
+            directory.reopen()
+            directory.settle(len(history))
+            directory.change(len(history), changes, changed_code(experiment, directory))
     except BaseException:
         directory.unlock()
         raise
@@ -226,7 +225,7 @@ def resume(
     objects = {"method": method, "data": data, "model": model}
     changes |= {key: objects[key] for key in ("method", "data") if isinstance(objects[key], (str, Path))}
     given = {key: value for key, value in objects.items() if value is not None and key not in changes}
-    job = take_up(Path(path).expanduser(), given=given, changes=changes)
+    job = take_up(folder_of(path, "path"), given=given, changes=changes)
     return train(job, EachRound(on_round)) if job else load_run(path)
 
 
@@ -246,7 +245,7 @@ def _history_until(directory: RunDirectory, header: dict[str, Any] | None) -> li
 
 def load_run(path: str | Path) -> Run:
     """A run that has ended, from its directory."""
-    directory = RunDirectory.open(Path(path).expanduser())
+    directory = RunDirectory.open(folder_of(path, "path"))
     if end := directory.divergence:
         _tell_if_old(directory)
         mended = tuple(directory.mended)

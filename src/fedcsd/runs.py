@@ -74,12 +74,12 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def writing_to(path: Path) -> Iterator[None]:
+def writing_to(path: Path, advice: str = ": choose another --out") -> Iterator[None]:
     """What keeps the place that --out names from being written, as one line."""
     try:
         yield
     except OSError as error:
-        raise UserError(f"cannot write to {path}: {error.strerror or error}: choose another --out") from None
+        raise UserError(f"cannot write to {path}: {error.strerror or error}{advice}") from None
 
 
 def names_in(path: Path) -> set[str]:
@@ -248,7 +248,7 @@ class RunDirectory:
                 held = unpacked(file["held_rows"], file["held_sizes"]) if "held_rows" in file else []
                 return unpacked(file["rows"], file["sizes"]), held
         except UNREADABLE as error:
-            why = str(error) or "it is damaged"
+            why = getattr(error, "strerror", None) or "it is damaged"
             raise UserError(f"cannot read {self.path / 'partition.npz'}: {why}") from None
 
     def counts(self) -> Counts | None:

@@ -1,5 +1,7 @@
 """What `fedcsd reproduce --dry-run` refuses without looking at any data."""
 
+from pathlib import Path
+
 import pytest
 from conftest import Fedcsd
 
@@ -16,3 +18,17 @@ def test_a_dry_run_knows_names(fedcsd: Fedcsd, given: tuple[str, ...], told: str
     said = fedcsd("reproduce", "table1", "--only", "data=femnist", *given, "--dry-run")
     assert said.returncode == 2
     assert told in said.stderr
+
+
+def test_a_dry_run_says_what_stands_in(fedcsd: Fedcsd, tmp_path: Path) -> None:
+    said = fedcsd("reproduce", "table1", "--only", "data=femnist", "--data-dir", str(tmp_path), "--dry-run")
+    assert said.returncode == 0, said.stderr
+    assert "note: mnist in place of FEMNIST: not to be compared" in said.stdout
+
+
+def test_other_data_may_be_listed_with_commas(fedcsd: Fedcsd) -> None:
+    given = ("--stand-in", "cifar100=digits, femnist=digits", "--scale", "smoke")
+    said = fedcsd("reproduce", "table1", *given, "--dry-run")
+    assert said.returncode == 0, said.stderr
+    assert "digits in place of CIFAR-100" in said.stdout
+    assert "digits in place of FEMNIST" in said.stdout

@@ -162,6 +162,8 @@ def saved(deal: Deal, *, file: str = "") -> list[Rows]:
     """From a file: the partition.npz of a run, or any .npz with `rows` and `sizes`."""
     if not file:
         raise UserError("which file? --set partition.file=runs/first/partition.npz")
+    if not Path(file).is_file():
+        raise UserError(f"there is no file {file}: correct partition.file")
     try:
         with np.load(Path(file), allow_pickle=False) as content:
             parts = unpacked(content["rows"], content["sizes"])
@@ -250,6 +252,8 @@ def split(
     random = seeds.rng(settings.partition_seed, "partition")
     deal = Deal(labels, groups, settings.clients, settings.beta, settings.min_samples, random)
     parts = call_with(partitions[name], options, "partition", deal)
+    if settings.clients not in (len(parts), Settings.clients):  # which is the default
+        note(f"--partition {name} has {len(parts)} clients: --clients {settings.clients} has no effect")
     if not parts or min(map(len, parts)) == 0:
         raise UserError("the partition leaves a client without samples: choose another")
     return [np.ascontiguousarray(part, dtype=np.int64) for part in parts]

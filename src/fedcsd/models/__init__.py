@@ -73,6 +73,8 @@ def factory(
         raise UserError(
             "model: give a function or class that makes the model, not a model (lambda: my_model)"
         )
+    if not callable(make):
+        raise UserError(f"model must be a name, or a function or class that makes the model, not {make!r}")
     wanted = [
         p
         for p in inspect.signature(make).parameters.values()

@@ -15,7 +15,8 @@ from matplotlib.ticker import MaxNLocator
 
 from fedcsd.analysis.curves import padded
 from fedcsd.analysis.figures import COLOURS, STYLES, save
-from fedcsd.jobs import load_run
+from fedcsd.errors import UserError
+from fedcsd.jobs import Run, load_run
 from fedcsd.paper.exhibits import DRIFT_METHODS, Cell, Point
 from fedcsd.paper.measured import MEASURES, Measured, Result
 from fedcsd.paper.plan import Outcome
@@ -161,7 +162,9 @@ def drift(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) 
     if kept.exists():
         study = analysis.Drift.from_json(json.loads(kept.read_text(encoding="utf-8")))
     else:
-        study = analysis.study(load_run(start.path), epochs=epochs, methods=methods, report=on_step)
+        study = analysis.study(
+            _with_model(report, start.path), epochs=epochs, methods=methods, report=on_step
+        )
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_whole(kept, (json.dumps(study.to_json()) + "\n").encode())
     numbers = stem.with_name(f"{stem.name}.json")
@@ -180,8 +183,15 @@ def tsne(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) -
     paths = {row: outcome.path for row, outcome in ended.items() if outcome and not outcome.diverged}
     if len(paths) < len(ended):
         return []
-    runs = {row: load_run(path) for row, path in paths.items()}
+    runs = {row: _with_model(report, path) for row, path in paths.items()}
     return list(analysis.picture(runs, stem, report=on_step))
+
+
+def _with_model(report: Report, path: Path) -> Run:
+    if not (path / "model.safetensors").exists():
+        again = "remove that folder, and the run is trained again"
+        raise UserError(f"{report.exhibit.name} needs the model of {path}, which is not there: {again}")
+    return load_run(path)
 
 
 PICTURES: Mapping[str, Picture] = {

@@ -2,10 +2,12 @@
 
 import multiprocessing
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import torch
@@ -48,13 +50,15 @@ def helping(jobs: int, names: Sequence[str], choices: Choices, out: Path, only: 
     cuda = choices.overrides.get("device") == "cuda"
     sharing = on_the_same(jobs, len(places) if cuda else 0)
     helpers = []
-    for number in range(2, jobs + 1):
-        log = out / "logs" / f"job-{number}.log"
-        gpu = places[(number - 1) % len(places)] if places else ""
-        arguments = (names, choices, out, only, gpu, sharing[number - 1], log)
-        helpers.append((context.Process(target=_help, args=arguments), log))
-        helpers[-1][0].start()
     try:
+        with interrupts_held_back(jobs > 1):
+            for number in range(2, jobs + 1):
+                log = out / "logs" / f"job-{number}.log"
+                gpu = places[(number - 1) % len(places)] if places else ""
+                arguments = (names, choices, out, only, gpu, sharing[number - 1], log)
+                process = context.Process(target=_help, args=arguments)
+                process.start()
+                helpers.append((process, log))
         if sharing[0] > 1:
             memory.share(sharing[0])
         yield
@@ -71,6 +75,20 @@ def helping(jobs: int, names: Sequence[str], choices: Choices, out: Path, only: 
             memory.share(1)
 
 
+@contextmanager
+def interrupts_held_back(hold: bool) -> Iterator[None]:
+    """Ctrl-C waits until this is over. In a process that is started meanwhile it waits until that lets it in."""
+    if not hold:
+        yield
+        return
+    resource_tracker.ensure_running()  # which would let it in
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _help(
     names: Sequence[str], choices: Choices, out: Path, only: Filter, gpu: str, processes: int, log: Path
 ) -> None:
@@ -82,6 +100,7 @@ def _help(
         os.dup2(file.fileno(), 2)
         status = 0
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             if processes > 1:
                 memory.share(processes)
             reproduce(names, choices, out, only=only, tables=False)

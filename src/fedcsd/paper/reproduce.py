@@ -46,6 +46,13 @@ def plans(names: Sequence[str], choices: Choices, out: Path) -> dict[str, dict[t
     return {name: plan(EXHIBITS[name], choices, out / "runs") for name in names}
 
 
+def any_ended(names: Sequence[str], choices: Choices, out: Path, data: str, other: str) -> bool:
+    """Whether there is a run to show of this data set of the paper, trained on this or other data."""
+    choices = replace(choices, stand_ins={} if other == data else {data: other})
+    runs = (run for some in plans(names, choices, out).values() for run in some.values())
+    return any(run.ended for run in runs if run.point.data == data)
+
+
 def wanted(runs: Mapping[tuple[Point, int], Planned], only: Filter) -> list[Planned]:
     """The runs that are to be trained, each once; --only leaves the others as they are."""
     return list({run.path: run for run in runs.values() if chosen(run.point, only)}.values())

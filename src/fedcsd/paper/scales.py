@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -176,11 +176,13 @@ def stand_ins(
     given: Mapping[str, str],
     overrides: Mapping[str, Any],
     train: bool = True,
+    ended: Callable[[str, str], bool] | None = None,
 ) -> tuple[dict[str, str], dict[str, str]]:
     """What stands in for data that is not there, and notes that say so.
 
     FEMNIST gives way to MNIST. At smoke scale nothing is fetched, and digits are always there. Tables of
-    runs that are there need no data.
+    runs that are there need no data: where `ended` says that there are runs of a data set, or of another in
+    its place, these are taken.
     """
     for name in given:
         if name not in TITLES:
@@ -188,7 +190,11 @@ def stand_ins(
     chosen, notes = {}, {}
     for name in dict.fromkeys(needed):
         other, reason = given.get(name, name), ""
-        if name not in given and (reason := _missing(name, scale, overrides)):
+        usual = [name, *["mnist"] * (name == FEMNIST), *["digits"] * (scale == "smoke")]
+        there = [o for o in usual if ended and name not in given and ended(name, o)]
+        if there:
+            other = there[0]
+        elif name not in given and (reason := _missing(name, scale, overrides)):
             fetched = scale != "smoke"
             if name == FEMNIST and ((fetched and not train) or not _missing("mnist", scale, overrides)):
                 other = "mnist"
