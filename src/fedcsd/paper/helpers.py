@@ -78,7 +78,7 @@ def helping(jobs: int, names: Sequence[str], choices: Choices, out: Path, only: 
 @contextmanager
 def interrupts_held_back(hold: bool) -> Iterator[None]:
     """Ctrl-C waits until this is over. In a process that is started meanwhile it waits until that lets it in."""
-    if not hold:
+    if not hold or sys.platform == "win32":
         yield
         return
     resource_tracker.ensure_running()  # which would let it in
@@ -100,7 +100,8 @@ def _help(
         os.dup2(file.fileno(), 2)
         status = 0
         try:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+            if sys.platform != "win32":
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             if processes > 1:
                 memory.share(processes)
             reproduce(names, choices, out, only=only, tables=False)
