@@ -159,11 +159,17 @@ def interrupted(after: float) -> Iterator[None]:
     """Ctrl-C so many seconds later, which must end what is done here."""
     main = threading.main_thread().ident
     assert main is not None
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # whoever was here may have left another
     timer = threading.Timer(after, signal.pthread_kill, (main, signal.SIGINT))
     timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        yield
-    timer.join()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            yield
+        timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupted_replay_does_not_go_on(launcher: Launcher) -> None:
