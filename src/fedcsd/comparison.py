@@ -13,7 +13,7 @@ from fedcsd.analysis.tables import Row, csv_text, latex, markdown
 from fedcsd.began import tell_old
 from fedcsd.config import IRRELEVANT, TABLES, Settings, build, layered
 from fedcsd.errors import RunStopped, UserError
-from fedcsd.experiments import config_of, folder_of, make_method, prepare, split_objects
+from fedcsd.experiments import config_of, folder_of, make_method, method_of, prepare, split_objects
 from fedcsd.federation import Experiment, Watch
 from fedcsd.jobs import Job, Run, attempt, begin, load_run, take_up
 from fedcsd.methods import Method, methods
@@ -207,13 +207,6 @@ def _about(entries: Mapping[str, Any], without: Mapping[str, Any], experiment: E
             shared[label] = {key: value for key, value in new.items() if value != defaults[key]}
     settings = told(config_of(experiment))
     return About(experiment.data.classes, frozenset(untrained), shared, settings)
-
-
-def method_of(choice: Any) -> Method:
-    """The method that a table, a class or an object from Python stands for."""
-    method = make_method(choice) if isinstance(choice, Mapping) else choice
-    made: Method = method() if isinstance(method, type) else method
-    return made
 
 
 @contextmanager

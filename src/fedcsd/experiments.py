@@ -177,6 +177,13 @@ def make_method(table: Mapping[str, Any]) -> Method:
     return _checked_options(method)
 
 
+def method_of(choice: Any) -> Method:
+    """The method that a table, a class or an object from Python stands for."""
+    method = make_method(choice) if isinstance(choice, Mapping) else choice
+    made: Method = method() if isinstance(method, type) else method
+    return made
+
+
 def source_of(experiment: Experiment) -> str:
     """Tells versions of somebody's own method apart; "" for what is built in or given from Python."""
     name = experiment.tables.get("method", {}).get("name", "")

@@ -23,11 +23,11 @@ from fedcsd.analysis.rows import told
 from fedcsd.analysis.start import Report, cohort_of, next_round, observable, ready, warmed_up
 from fedcsd.backends import Backend
 from fedcsd.began import check_there
-from fedcsd.comparison import Choice, choices_of, method_of
+from fedcsd.comparison import Choice, choices_of
 from fedcsd.data.partition import counts_of
 from fedcsd.errors import Diverged, RunStopped
 from fedcsd.exchange import Reply
-from fedcsd.experiments import FROM_PYTHON, config_of
+from fedcsd.experiments import FROM_PYTHON, config_of, method_of
 from fedcsd.federation import Experiment
 from fedcsd.jobs import Run
 from fedcsd.methods import Method
