@@ -82,20 +82,20 @@ def test_a_run_trained_partly_with_other_code(tmp_path: Path) -> None:
         row = package.compare(f"{file}:Mine", out=tmp_path / "c", **call).rows[0]
     assert row.notes[0].startswith("seed 0: rounds 2 on trained with other code")
     file.unlink()
-    assert [round for round, _ in RunDirectory.open(path).code] == [0, 1]
+    assert [round for round, _ in RunDirectory.open(path).code()] == [0, 1]
 
 
 def test_code_that_trained_no_round_does_not_count(tmp_path: Path) -> None:
     run = package.run(method="fedavg", data=blobs(), out=tmp_path / "run", **SMALL)
     directory = RunDirectory.open(tmp_path / "run")
-    assert directory.code == []
+    assert directory.code() == []
     assert run.path is not None
     config = run.path / "config.toml"
     changes = [
         f"after round {r}: code of the method {a} -> {b}" for r, a, b in ((0, "a", "b"), (2, "b", "c"))
     ]
     config.write_text(config.read_text().replace("[facts]", f'[facts]\nmethod = "c"\nchanges = {changes}'))
-    assert directory.code == [(0, "b"), (2, "c")]
+    assert directory.code() == [(0, "b"), (2, "c")]
 
 
 def test_show_tells_of_other_code(fedcsd: Fedcsd, tmp_path: Path) -> None:

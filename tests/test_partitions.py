@@ -255,37 +255,3 @@ def test_augmentation_names_and_tables(fedcsd: Fedcsd) -> None:
         small(FedAvg(), augment="cifr")
     with pytest.raises(UserError, match="is for images"):
         small(FedAvg(), augment="cifar")
-
-
-def test_own_models_by_path_and_named_classifiers(fedcsd: Fedcsd, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(
-        "from torch import nn\n"
-        "def net(shape, classes, *, width: int = 8):\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.ReLU(), nn.Linear(width, classes))\n"
-        "def broken():\n    return 1 / 0\n"
-        "def number():\n    return 3\n"
-        "def odd(shape, classes):\n"
-        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Linear(8, classes), nn.LogSoftmax(1))\n"
-    )
-    base = ("run", "--rounds", "1", "--epochs", "1")
-    assert fedcsd(*base, "--model", "mine:net", "--set", "model.width=5", "--out", "a").returncode == 0
-    odd = fedcsd(*base, "--model", "mine:odd", "--out", "b")
-    assert odd.returncode == 2
-    assert "--classifier (1 or 2)" in odd.stderr
-    named = fedcsd(*base, "--model", "mine:odd", "--classifier", "2", "--out", "b")
-    assert named.returncode == 0, named.stderr
-    for model, message in (
-        ("mine:nett", "mine has no 'nett'"),
-        ("nomodule:net", "cannot import nomodule"),
-        ("resnet19", "did you mean resnet18"),
-        (":net", "give package.module:factory"),
-        ("mine.py:net", "without .py"),
-        ("mine:broken", "broken raised ZeroDivisionError"),
-        ("mine:number", "must return an nn.Module; it returned a int"),
-    ):
-        wrong = fedcsd(*base, "--model", model)
-        assert wrong.returncode == 2
-        assert message in wrong.stderr
-    group = fedcsd(*base, "--model", "resnet18", "--set", "model.norm=grup")
-    assert group.returncode == 2
-    assert "unknown value of model.norm 'grup': did you mean group?" in group.stderr

@@ -10,12 +10,12 @@ import tomli_w
 from fedcsd import provenance
 from fedcsd.config import layered
 from fedcsd.errors import UserError, note
-from fedcsd.experiments import absolute, config_of, prepare, source_of
+from fedcsd.experiments import absolute, config_of, prepare, sources_of
 from fedcsd.federation import Experiment
-from fedcsd.naming import complete, parse
+from fedcsd.naming import complete, file_of, located, parse
 from fedcsd.runs import RunDirectory, write_whole, writing_to
 
-MOVABLE = ("method", "data", "data_dir")
+MOVABLE = ("method", "model", "data", "data_dir")
 """settings that say where something is"""
 
 
@@ -26,14 +26,18 @@ def facts_of(experiment: Experiment) -> dict[str, Any]:
         "model": experiment.network.layout.fingerprint(),
         "package": provenance.package(),
     }
-    source = source_of(experiment)
-    return {**facts, "method": source} if source else facts
+    return {**facts, **sources_of(experiment)}
 
 
 def changed_code(experiment: Experiment, directory: RunDirectory) -> dict[str, Any]:
-    """The new facts if a method's own file or this package is not what it was; the user is told."""
+    """The new facts if a file of one's own or this package is not what it was; the user is told."""
     facts, here = directory.config["facts"], facts_of(experiment)
-    names = {"method": directory.settings["method"]["name"], "package": "fedcsd itself"}
+    settings = layered(directory.settings)
+    names = {
+        "method": settings["method"]["name"],
+        "model_code": settings["model"]["name"],
+        "package": "fedcsd itself",
+    }
     now = {what: here.get(what, "") for what in names if what in facts}
     changed = {what: code for what, code in now.items() if code != facts[what]}
     for what in changed:
@@ -80,25 +84,36 @@ def _check_facts(experiment: Experiment, directory: RunDirectory) -> None:
 
 
 def check_there(directory: RunDirectory, given: Mapping[str, Any]) -> None:
-    """Whether the method's file and the data are where the run left them; if not, how to say where they are."""
-    settings, again = directory.settings, f"fedcsd resume {shlex.quote(str(directory.path))}"
-    method, data = (
-        parse(settings["method"]["name"]),
-        Path(layered({"data": settings["data"]})["data"]["name"]),
-    )
-    if "method" not in given and method.file and not method.file.exists():
-        say = f"{again} --method FOLDER/{method.file.name}:{method.name}"
-        raise UserError(
-            f"{method.file}, the method of {directory.path}, is not there: {say} tells where it is"
-        )
+    """Whether files of one's own and the data are where the run left them; if not, how to say where they are."""
+    settings, again = layered(directory.settings), f"fedcsd resume {shlex.quote(str(directory.path))}"
+    data = Path(settings["data"]["name"])
+    for what in ("method", "model"):
+        name = settings[what]["name"]
+        file = file_of(name)
+        if what not in given and file and not file.exists():
+            say = f"{again} --{what} FOLDER/{Path(name).name}"
+            raise UserError(f"{file}, the {what} of {directory.path}, is not there: {say} tells where it is")
     if "data" not in given and data.is_absolute() and not data.exists():
         raise UserError(
             f"{data}, the data of {directory.path}, is not there: {again} --data PATH tells where it is"
         )
 
 
+def _check_moved(path: Path, what: str, before: str, now: str) -> None:
+    """A method or model may be in another place, but must be of the same name."""
+    own = ":" in before
+    name = before.rpartition(":")[2]
+    if not own or ":" not in now or now.rpartition(":")[2] != name:
+        does = (
+            f"tells where the file of {name} is, and nothing else"
+            if own
+            else "says nothing, for that has no file"
+        )
+        raise UserError(f"{path} was started with {before}: --{what} {does}; start a new run")
+
+
 def move(directory: RunDirectory, places: Mapping[str, str | Path]) -> None:
-    """Note where the method's file, the data or the folder of published data is now, if it is the same."""
+    """Note where files of one's own, the data or the folder of published data are now, if they are the same."""
     settings = layered(directory.settings)
     tables: dict[str, Any] = {}
     for key, place in places.items():
@@ -107,17 +122,11 @@ def move(directory: RunDirectory, places: Mapping[str, str | Path]) -> None:
         elif key == "data":
             tables[key] = {**settings[key], "name": absolute(str(place))}
         else:
-            now, before = complete(parse(str(place))), parse(settings["method"]["name"])
-            if not (before.home and now.home) or (now.name, now.parts) != (before.name, ()):
-                own = (
-                    f"tells where the file of {before.label} is, and nothing else"
-                    if before.home
-                    else "says nothing, for that has no file"
-                )
-                raise UserError(
-                    f"{directory.path} was started with {settings['method']['name']}: --method {own}; start a new run"
-                )
-            tables[key] = {**settings["method"], "name": now.full}
+            before = settings[key]["name"]
+            spec = complete(parse(str(place))) if key == "method" else None
+            now = ":".join((spec.full, *spec.parts)) if spec else located(str(place))
+            _check_moved(directory.path, key, before, now)
+            tables[key] = {**settings[key], "name": now}
     _check_facts(prepare({**settings, **tables}, parts=directory.partition()), directory)
     with writing_to(directory.path, advice=""):
         write_whole(directory.path / "config.toml", tomli_w.dumps({**directory.config, **tables}).encode())

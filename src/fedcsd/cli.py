@@ -24,6 +24,7 @@ from fedcsd.cli_options import (
     experiment_argument,
     free_name,
     gather,
+    moved_options,
     out_option,
     overwrite_option,
     parse_seeds,
@@ -114,11 +115,7 @@ def run(
 @click.option("--client-state", type=click.Choice(["memory", "disk"]), help="as for run; may change here")
 @click.option("--tensorboard/--no-tensorboard", default=None, help="as for run; may change here")
 @click.option("--mlflow", metavar="URI", help="as for run; may change here, empty for none")
-@click.option(
-    "--method", metavar="FILE.py:CLASS", help="where the file of a method of your own is now, if it has moved"
-)
-@click.option("--data", metavar="PATH", help="where your own data is now, if it has moved")
-@click.option("--data-dir", metavar="DIR", help="where published data sets are now, if they have moved")
+@moved_options
 def resume(path: Path, **changes: Any) -> None:
     """Go on with a run that was cut off, to the same weights bit for bit.
 

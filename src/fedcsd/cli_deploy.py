@@ -24,7 +24,7 @@ from fedcsd.cli_options import (
 from fedcsd.config import TABLES, layered
 from fedcsd.deploy.settings import Deployment, deployment_of
 from fedcsd.errors import UserError
-from fedcsd.naming import parse, short
+from fedcsd.naming import file_of, short
 
 FOR_APPS = ("mods", "clipping_norm")  # of use only to an app with mods of its own
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -267,9 +267,12 @@ def init(
     chosen = layered(TABLES, {"method": method, "model": model})
     given = asdict(deployment_of({key: value for key, value in options.items() if value is not None}))
     named = {key: table["name"] for key, table in chosen.items() if key in ("method", "model")}
-    spec = parse(named["method"])
-    if spec.file:  # it goes to the sites with the app
-        named["method"] = f"{PACKAGE}.{spec.file.stem}:{spec.name}"
+    own = {file for name in named.values() if (file := file_of(name))}  # they go to the sites with the app
+    if len({file.name for file in own}) < len(own):
+        raise UserError(f"method and model are in two files called {min(own).name}: rename one of them")
+    for key, name in named.items():
+        if file := file_of(name):
+            named[key] = f"{PACKAGE}.{file.stem}:{Path(name).name.partition(':')[2]}"
     more = {f"method.{key}": value for key, value in chosen["method"].items() if key != "name"}
     config = {**named, "rounds": rounds, "lr": 0.01, "epochs": 5, "batch_size": 64, "seed": 0, **given}
     config["set"] = " ".join(f"{key}={json.dumps(value)}" for key, value in more.items())
@@ -277,7 +280,7 @@ def init(
     data_options = [f"classes={classes.replace(' ', '')}"] if classes else []
     data_options += [f"size={size}"] if size else []
     where = (folder.expanduser(), host, int(port or 9092), sites)
-    write_folder(*where, config, " ".join(data_options), spec.file)
+    write_folder(*where, config, " ".join(data_options), own)
     print(f"written: {folder}")
     print(f"how to run it:                {folder / 'README.md'}")
     if server:

@@ -17,7 +17,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 NAMED = {
     "data": "data set: a name (see `fedcsd list datasets`), an .npz file, a folder of images, parquet files, or hub:owner/name",
-    "model": "network: a name (see `fedcsd list models`), your own as package.module:factory, or auto for what fits the data",
+    "model": "network: a name (see `fedcsd list models`), your own as file.py:factory or package.module:factory, or auto to fit the data",
     "partition": "how the data is dealt to clients (see `fedcsd list partitions`), or auto for what the data is for",
 }
 FEDERATION = (
@@ -85,6 +85,18 @@ def setting_options(
         return command
 
     return decorate
+
+
+def moved_options(command: Command) -> Command:
+    """Where things are now that a run found elsewhere."""
+    for flag, metavar, what in (
+        ("--data-dir", "DIR", "where published data sets are now, if they have moved"),
+        ("--data", "PATH", "where your own data is now, if it has moved"),
+        ("--model", "FILE.py:NAME", "where the file of a model of your own is now, if it has moved"),
+        ("--method", "FILE.py:CLASS", "where the file of a method of your own is now, if it has moved"),
+    ):
+        command = click.option(flag, metavar=metavar, help=what)(command)
+    return command
 
 
 def set_option_like(example: str) -> Callable[[Any], Any]:

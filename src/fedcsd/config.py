@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from fedcsd.errors import UserError, no_option, unknown
-from fedcsd.naming import method_table, toml_value
+from fedcsd.naming import located, method_table, toml_value
 
 T = TypeVar("T")
 
@@ -233,6 +233,8 @@ def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
             if key == "method" and isinstance(name := table.get("name"), str):
                 named = method_table(name)
                 table = {**named, **table, "name": named["name"]}
+            if key == "model" and isinstance(name := table.get("name"), str):
+                table["name"] = located(name)
             before = merged.get(key, {})
             same = table.get("name") in (None, before.get("name")) or "name" not in before
             merged[key] = {**before, **table} if same else table

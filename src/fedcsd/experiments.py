@@ -19,9 +19,10 @@ from fedcsd.errors import UserError, no_option, unknown
 from fedcsd.federation import Experiment, initial_network
 from fedcsd.methods import Method, methods
 from fedcsd.methods._own import digest
-from fedcsd.models import Factory, choose, factory
+from fedcsd.models import Factory, choose, factory, find
 from fedcsd.models.network import Network
-from fedcsd.naming import short
+from fedcsd.naming import file_of, short
+from fedcsd.own import digest_of_source
 
 FROM_PYTHON = "given from Python"
 
@@ -184,10 +185,14 @@ def method_of(choice: Any) -> Method:
     return made
 
 
-def source_of(experiment: Experiment) -> str:
-    """Tells versions of somebody's own method apart; "" for what is built in or given from Python."""
-    name = experiment.tables.get("method", {}).get("name", "")
-    return digest(type(experiment.method), name) if name and name not in methods.names else ""
+def sources_of(experiment: Experiment) -> dict[str, str]:
+    """Tells versions of somebody's own method and model apart; what is built in or given from Python has none."""
+    name, model = experiment.tables.get("method", {}).get("name", ""), experiment.tables["model"]["name"]
+    found = {
+        "method": digest(type(experiment.method), name) if name and name not in methods.names else "",
+        "model_code": digest_of_source(find(model), file_of(model)) if ":" in model else "",
+    }
+    return {what: code for what, code in found.items() if code}
 
 
 def _resolved(

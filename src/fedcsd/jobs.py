@@ -21,8 +21,8 @@ from fedcsd.errors import Diverged, Divergence, RunStopped, UserError, note
 from fedcsd.experiments import config_of, folder_of, prepare, split_objects
 from fedcsd.federation import Experiment, Federation, Record, Watch
 from fedcsd.methods import Method
-from fedcsd.methods._own import digest_of
-from fedcsd.naming import parse, short
+from fedcsd.naming import file_of, short
+from fedcsd.own import digest_of
 from fedcsd.places import Place, here, sigterm_as_interrupt
 from fedcsd.runs import AFTER_DIVERGENCE, RunDirectory, writing_to
 from fedcsd.tracking import EachRound, OnRound
@@ -152,7 +152,7 @@ def take_up(
     """A run as it was left, from its newest complete checkpoint; None if it is finished.
 
     `changes` are settings that may differ from here on (CHANGEABLE), of which the config keeps note, and where
-    the method's file and the data are now (MOVABLE).
+    files of one's own and the data are now (MOVABLE).
     """
     directory = RunDirectory.open(path)
     changes = {key: native(value) for key, value in (changes or {}).items() if value is not None}
@@ -211,19 +211,19 @@ def resume(
     *,
     method: Method | str | None = None,
     data: Any = None,
-    model: Callable[..., nn.Module] | None = None,
+    model: Callable[..., nn.Module] | str | None = None,
     on_round: OnRound | None = None,
     **changes: Any,
 ) -> Run:
     """Go on with a run from its newest complete checkpoint; a finished run is returned as it is.
 
-    Objects that were given from Python must be given again. Where a method's file or the data has moved,
-    `method` and `data` say where it is now. `changes` may be rounds (to train for longer than was meant),
+    Objects that were given from Python must be given again. Where a file of your own or the data has
+    moved, `method`, `model` and `data` say where it is now. `changes` may be rounds (to train for longer than was meant),
     lr, on_divergence, checkpoint_every, workers, client_state, tensorboard and mlflow, and data_dir if that
     has moved.
     """
     objects = {"method": method, "data": data, "model": model}
-    changes |= {key: objects[key] for key in ("method", "data") if isinstance(objects[key], (str, Path))}
+    changes |= {key: choice for key, choice in objects.items() if isinstance(choice, (str, Path))}
     given = {key: value for key, value in objects.items() if value is not None and key not in changes}
     job = take_up(folder_of(path, "path"), given=given, changes=changes)
     return train(job, EachRound(on_round)) if job else load_run(path)
@@ -263,11 +263,12 @@ def load_run(path: str | Path) -> Run:
 
 
 def _tell_if_old(directory: RunDirectory) -> None:
-    """A run that has ended, of a method whose file has changed since, is still what the old code gave."""
-    name, before = directory.settings["method"]["name"], directory.config["facts"].get("method")
-    file = parse(name).file
-    if file and before and digest_of(file) not in ("", before):
-        note(f"{directory.path} was trained before {file} changed: remove that folder to train it again")
+    """A run that has ended, of a method or model whose file has changed since, is still what the old code gave."""
+    settings, facts = layered(directory.settings), directory.config["facts"]
+    for what, fact in (("method", "method"), ("model", "model_code")):
+        file, before = file_of(settings[what]["name"]), facts.get(fact)
+        if file and before and digest_of(file) not in ("", before):
+            note(f"{directory.path} was trained before {file} changed: remove that folder to train it again")
 
 
 def train(job: Job, watch: Watch | None = None, place: Place = here) -> Run:

@@ -57,6 +57,18 @@ def parse(text: str) -> Spec:
     return Spec(home, own, tuple(parts))
 
 
+def file_of(model: str) -> Path | None:
+    """The file of a model's name, `path/to/file.py:factory`, as seen from everywhere."""
+    file = FILE.match(model)
+    return Path(file[0]).expanduser().resolve() if file else None
+
+
+def located(model: str) -> str:
+    """A model's name with the path of its file, if it has one, as seen from everywhere."""
+    file = FILE.match(model)
+    return f"{file_of(model)}{model[file.end() :]}" if file else model
+
+
 def short(name: str) -> str:
     """A method's name for people and for paths: `MyMethod` for `/home/me/my_method.py:MyMethod`."""
     return parse(name).label

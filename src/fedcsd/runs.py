@@ -38,7 +38,7 @@ from fedcsd.weights import Layout, Value
 
 T = TypeVar("T")
 CHECKPOINTS_KEPT = 2
-CODE_CHANGE = re.compile(r"after round (\d+): code of the method (\w+) -> (\w+)")
+CODE_CHANGE = re.compile(r"after round (\d+): code of the (method|model) (\w+) -> (\w+)")
 AFTER_DIVERGENCE = ("lr", "on_divergence")  # settings that may change in mid-run so that it can go on
 OWN = {
     "config.toml",
@@ -211,7 +211,10 @@ class RunDirectory:
         facts = config["facts"]
         before = {k: config.get(k, getattr(Settings, k)) for k in changes}  # an old run lacks new settings
         news = [f"after round {rounds}: {k} {before[k]} -> {v}" for k, v in changes.items() if before[k] != v]
-        news += [f"after round {rounds}: code of the {k} {facts[k]} -> {v}" for k, v in code.items()]
+        news += [
+            f"after round {rounds}: code of the {k.removesuffix('_code')} {facts[k]} -> {v}"
+            for k, v in code.items()
+        ]
         if news:
             began = before | facts.get("began", {})
             config["facts"] = {**facts, **code, "changes": facts.get("changes", []) + news, "began": began}
@@ -229,15 +232,14 @@ class RunDirectory:
         changes = self.config["facts"].get("changes", [])
         return [c for c in changes if c.partition(": ")[2].partition(" ")[0] in AFTER_DIVERGENCE]
 
-    @property
-    def code(self) -> list[tuple[int, str]]:
-        """The versions of the method's own file that the run was trained with, each with the round after
-        which it came; empty for a built-in method."""
-        facts = self.config["facts"]
+    def code(self, what: str = "method") -> list[tuple[int, str]]:
+        """The versions of the method's (or model's) own file that the run was trained with, each with the round
+        after which it came; empty for a built-in one."""
+        facts, key = self.config["facts"], {"model": "model_code"}.get(what, what)
         found = [CODE_CHANGE.fullmatch(change) for change in facts.get("changes", [])]
-        changes = [match.groups() for match in found if match]
-        used = [(0, changes[0][1] if changes else facts.get("method", ""))]
-        used += [(int(round), new) for round, _, new in changes]
+        changes = [match.groups() for match in found if match and match[2] == what]
+        used = [(0, changes[0][2] if changes else facts.get(key, ""))]
+        used += [(int(round), new) for round, _, _, new in changes]
         trained = [this for this, after in pairwise(used) if this[0] < after[0]]
         return [*trained, used[-1]] if used[-1][1] else []
 

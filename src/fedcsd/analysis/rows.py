@@ -9,12 +9,13 @@ from statistics import mean
 from typing import Any, Protocol
 
 from fedcsd.analysis.tables import Row
-from fedcsd.config import IRRELEVANT, Settings
+from fedcsd.config import IRRELEVANT, Settings, layered
 from fedcsd.errors import Divergence, UserError
 from fedcsd.jobs import Run
 from fedcsd.methods import methods
-from fedcsd.methods._own import digest, digest_of
-from fedcsd.naming import parse
+from fedcsd.methods._own import digest
+from fedcsd.naming import file_of, parse
+from fedcsd.own import digest_of
 from fedcsd.runs import RunDirectory
 
 PERSONAL = "client_accuracy_personal_mean"
@@ -108,12 +109,18 @@ def blown_up(run: Ended, classes: int, untrained: bool = False) -> list[str]:
 
 
 def _other_code(run: Run) -> list[str]:
-    """Which rounds were trained with other code of the method's own file than it has now, if any were."""
-    used = RunDirectory.open(run.path).code if run.path else []
+    """Which rounds were trained with other code of the method's or model's own file than it has now, if any were."""
+    if run.path is None:
+        return []
+    names, directory = layered(run.settings), RunDirectory.open(run.path)
+    method = _other(run.path, directory.code(), *_code_now(names["method"]["name"]))
+    own = file_of(names["model"]["name"])
+    return method + (_other(run.path, directory.code("model"), digest_of(own), own.name) if own else [])
+
+
+def _other(path: Path, used: Sequence[tuple[int, str]], now: str, file: str) -> list[str]:
     if not used:
         return []
-    assert run.path is not None
-    now, file = _code_now(run.settings["method"]["name"])
     now = now or used[-1][1]  # without the file, only a change in mid-run can be seen
     ends = [begin for begin, _ in used[1:]]
     other = [
@@ -124,7 +131,7 @@ def _other_code(run: Run) -> list[str]:
     which = f"{' and '.join(other)} " if len(used) > 1 else ""
     return [
         f"{which}trained with other code than {file} has now; to train only this run again, "
-        f"remove its folder {run.path.name} and give the same command"
+        f"remove its folder {path.name} and give the same command"
     ]
 
 

@@ -73,7 +73,7 @@ def ready(run: Run, *, data: Any = None, model: Any = None, **changes: Any) -> E
     directory = RunDirectory.open(run.path) if run.path else None
     parts = directory.partition() if directory else None
     if directory and data is None:
-        check_there(directory, {"method": "is not needed"})
+        check_there(directory, {"method": "is not needed", **({"model": model} if model else {})})
     changes = {key: value for key, value in changes.items() if value is not None}
     if changes.get("device") == "cpu":
         changes = {**HERE, **changes}

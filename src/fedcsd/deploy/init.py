@@ -1,7 +1,7 @@
 """`fedcsd deploy init`: a Flower app and what people need who run it."""
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.resources import files
 from pathlib import Path
 from string import Template
@@ -30,18 +30,18 @@ def write_folder(
     sites: int,
     config: Mapping[str, Any],
     data_options: str,
-    own: Path | None = None,
+    own: Iterable[Path] = (),
 ) -> None:
     """The app, its pages and units; without a host the app is for a simulation. Never into a folder that
-    holds anything. A method's own file goes along with the app."""
+    holds anything. Files of one's own method and model go along."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists already and is not empty: choose another folder")
     mode = "sites" if host else "partition"
     settings = {"mode": mode, "clients": sites, "out": "runs/federation", "data_options": data_options}
     try:
         write_app(folder, {**settings, **config})
-        if own:
-            shutil.copy(own, folder / PACKAGE / own.name)
+        for file in own:
+            shutil.copy(file, folder / PACKAGE / file.name)
         facts = {"host": host, "port": port, "inner": INNER, "sites": sites}
         facts |= {
             "check": f"--options '{data_options}'" if data_options else "",

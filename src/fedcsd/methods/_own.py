@@ -2,15 +2,10 @@
 
 import copyreg
 import inspect
-import sys
-import sysconfig
-import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import fields
 from functools import partial
-from hashlib import blake2b
-from importlib import import_module, metadata
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, get_origin, get_type_hints
@@ -18,9 +13,9 @@ from typing import Any, ClassVar, get_origin, get_type_hints
 from fedcsd.errors import UserError, unknown
 from fedcsd.methods.base import Method
 from fedcsd.naming import parse
+from fedcsd.own import digest_of_source, imported, module_of
 
 GROUP = "fedcsd.methods"
-DIGEST = "__fedcsd_digest__"
 
 
 def find(name: str, built_in: Iterable[str]) -> type[Method]:
@@ -67,20 +62,12 @@ def from_entry(name: str, entries: list[metadata.EntryPoint]) -> type[Method]:
 
 def from_module(module: str, name: str) -> type[Method]:
     """The class in `package.module`, looked for in the current folder as well."""
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))
-    try:
-        found = import_module(module)
-    except (Exception, SystemExit) as error:
-        missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
-        advice = ": install it, or start in the folder that holds it" if missing else ""
-        raise UserError(f"{module} cannot be imported: {_in_short(error)}{advice}") from error
-    return class_of(found, name, module)
+    return class_of(imported(module), name, module)
 
 
 def from_file(path: Path, name: str) -> type[Method]:
     """The class in a file; worker processes that do not share our memory find it the same way."""
-    made = class_of(module_of(path), name, path.name)
+    made = class_of(module_of(path, "`fedcsd new-method` writes one to start from"), name, path.name)
     copyreg.pickle(made, partial(_reduced, path))
     return made
 
@@ -92,67 +79,6 @@ def _reduced(path: Path, method: Method) -> tuple[Callable[..., Method], tuple[A
 
 def _again(path: Path, name: str, values: dict[str, Any]) -> Method:
     return from_file(path, name)(**values)
-
-
-def module_of(path: Path) -> ModuleType:
-    """The file as a module. What has not changed is not run again.
-
-    Its name is made from its path, so that a random.py or test.py stands in nobody's way. Its folder
-    goes to the end of sys.path for the same reason: files beside it can be imported, and hide nothing.
-    """
-    try:
-        source = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"there is no file {path}: `fedcsd new-method` writes one to start from") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
-    digest = blake2b(source, digest_size=8).hexdigest()
-    called = _called(path)
-    known = sys.modules.get(called)
-    if known is not None and vars(known)[DIGEST] == digest:
-        return known
-    spec = spec_from_file_location(called, path)
-    assert spec is not None
-    module = module_from_spec(spec)
-    setattr(module, DIGEST, digest)
-    new = str(path.parent) not in sys.path
-    sys.path += [str(path.parent)] * new
-    sys.modules[called] = module  # dataclasses look their module up while it is made
-    try:
-        exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
-    except BaseException as error:
-        del sys.modules[called]
-        if known is not None:
-            sys.modules[called] = known
-        if new:
-            sys.path.remove(str(path.parent))
-        if not isinstance(error, (Exception, SystemExit)):
-            raise
-        raise UserError(f"{path.name} cannot be imported: {_in_short(error)}") from error
-    return module
-
-
-def _called(path: Path) -> str:
-    """The name of a file as a module."""
-    return f"fedcsd_{path.stem}_{blake2b(str(path).encode(), digest_size=4).hexdigest()}"
-
-
-def _in_short(error: BaseException) -> str:
-    """An error in one line with its place, and what to do about the commonest one."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{type(error).__name__}: {error.msg} ({Path(error.filename).name}, line {error.lineno})"
-    python = sysconfig.get_path("stdlib")
-    frames = [
-        f
-        for f in traceback.extract_tb(error.__traceback__)
-        if f.filename != __file__
-        and not f.filename.startswith("<frozen")
-        and ("site-packages" in f.filename or not f.filename.startswith(python))
-    ]
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    lines = str(error).splitlines()
-    text = f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ") + place
-    return f"{text}: write @dataclass(frozen=True)" if "cannot inherit non-frozen dataclass" in text else text
 
 
 def methods_in(module: ModuleType) -> dict[str, type[Method]]:
@@ -240,15 +166,4 @@ def _check(method: type[Method]) -> None:
 
 def digest(method: type[Method], name: str) -> str:
     """Of the file that a method was loaded from, to notice when that changes; "" if it has none."""
-    if file := parse(name).file:
-        return str(vars(sys.modules[_called(file)])[DIGEST])
-    source = getattr(sys.modules[method.__module__], "__file__", None)
-    return digest_of(Path(source)) if source else ""
-
-
-def digest_of(path: Path) -> str:
-    """Of a file's content; "" if it cannot be read."""
-    try:
-        return blake2b(path.read_bytes(), digest_size=8).hexdigest()
-    except OSError:
-        return ""
+    return digest_of_source(method, parse(name).file)

@@ -5,17 +5,18 @@ that layer's input are the features. Users may also give any factory or class of
 """
 
 import inspect
-import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from torch import nn
 
 from fedcsd.config import call_with
 from fedcsd.errors import UserError, unknown
+from fedcsd.own import imported, module_of
 
 MODELS = {
     "simple_cnn": "simple_cnn:simple_cnn",
@@ -35,30 +36,45 @@ def choose(shape: tuple[int, ...]) -> str:
 
 
 def find(name: str) -> Callable[..., nn.Module]:
-    """The factory of a name, or of a user's own `package.module:factory`."""
-    if ":" in name:
-        return find_own(name)
+    """The factory of a name, or of a user's own `file.py:factory` or `package.module:factory`."""
+    home, _, own = name.rpartition(":")
+    if home or own.endswith(".py"):
+        return find_own(home, own)
     if name not in MODELS:
-        raise UserError(f"{unknown('model', name, MODELS)}; or give your own as package.module:factory")
+        error = unknown("model", name, MODELS)
+        raise UserError(f"{error}; or give your own as file.py:factory or package.module:factory")
     module, _, function = MODELS[name].partition(":")
     found: Callable[..., nn.Module] = getattr(import_module(f"{__name__}.{module}"), function)
     return found
 
 
-def find_own(name: str) -> Callable[..., nn.Module]:
-    """`package.module:factory`, looked for in the current folder as well."""
-    module, _, attribute = name.partition(":")
-    if not module or not attribute or module.endswith(".py"):
-        raise UserError(f"model {name!r}: give package.module:factory, without .py")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # last: a file here hides none of Python's
+def find_own(home: str, name: str) -> Callable[..., nn.Module]:
+    """The function or class `name` of a file or module."""
+    if not home or not name:
+        file = home or name
+        raise UserError(
+            f"{file} does not say which function or class makes the model: {Path(file).name}:NAME"
+        )
+    module = module_of(Path(home)) if home.endswith(".py") else imported(home)
     try:
-        found: Callable[..., nn.Module] = getattr(import_module(module), attribute)
-    except ImportError as error:
-        raise UserError(f"model {name}: cannot import {module} ({error})") from None
+        found: Callable[..., nn.Module] = getattr(module, name)
     except AttributeError:
-        raise UserError(f"model {name}: {module} has no {attribute!r}") from None
+        where, known = Path(home).name, functions_of(module)
+        if not known:
+            raise UserError(f"{where} has no function or class that could make the model") from None
+        raise unknown(f"function or class of {where}", name, known) from None
     return found
+
+
+def functions_of(module: ModuleType) -> list[str]:
+    """What a module defines itself and could make a model."""
+    return [
+        name
+        for name, thing in vars(module).items()
+        if callable(thing)
+        and getattr(thing, "__module__", "") == module.__name__
+        and not name.startswith("_")
+    ]
 
 
 def factory(
@@ -81,10 +97,15 @@ def factory(
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
     arguments = (shape, classes)[: len(wanted)]
-    return partial(_make, make, dict(options), arguments)
+    return partial(_make, model, dict(options), arguments)
 
 
-def _make(make: Callable[..., nn.Module], options: dict[str, Any], arguments: tuple[Any, ...]) -> nn.Module:
+def _make(
+    model: str | Callable[..., nn.Module], options: dict[str, Any], arguments: tuple[Any, ...]
+) -> nn.Module:
+    make = (
+        find(model) if isinstance(model, str) else model
+    )  # by name: other processes find a file the same way
     try:
         module = call_with(make, options, "model", *arguments)
     except UserError:

@@ -1,0 +1,105 @@
+"""Code that others wrote, in a file or in a module: as what it is imported, and how its versions are told apart."""
+
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable
+from hashlib import blake2b
+from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fedcsd.errors import UserError
+
+DIGEST = "__fedcsd_digest__"
+
+
+def imported(module: str) -> ModuleType:
+    """`package.module`, looked for in the current folder as well."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.append(str(Path.cwd()))  # last: a file here hides none of Python's
+    try:
+        return import_module(module)
+    except (Exception, SystemExit) as error:
+        missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
+        advice = ": install it, or start in the folder that holds it" if missing else ""
+        raise UserError(f"{module} cannot be imported: {_in_short(error)}{advice}") from error
+
+
+def module_of(path: Path, advice: str = "correct the path") -> ModuleType:
+    """The file as a module. What has not changed is not run again.
+
+    Its name is made from its path, so that a random.py or test.py stands in nobody's way. Its folder
+    goes to the end of sys.path for the same reason: files beside it can be imported, and hide nothing.
+    """
+    try:
+        source = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"there is no file {path}: {advice}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror or error}") from None
+    digest = blake2b(source, digest_size=8).hexdigest()
+    called = _called(path)
+    known = sys.modules.get(called)
+    if known is not None and vars(known)[DIGEST] == digest:
+        return known
+    spec = spec_from_file_location(called, path)
+    assert spec is not None
+    module = module_from_spec(spec)
+    setattr(module, DIGEST, digest)
+    new = str(path.parent) not in sys.path
+    sys.path += [str(path.parent)] * new
+    sys.modules[called] = module  # dataclasses look their module up while it is made
+    try:
+        exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
+    except BaseException as error:
+        del sys.modules[called]
+        if known is not None:
+            sys.modules[called] = known
+        if new:
+            sys.path.remove(str(path.parent))
+        if not isinstance(error, (Exception, SystemExit)):
+            raise
+        raise UserError(f"{path.name} cannot be imported: {_in_short(error)}") from error
+    return module
+
+
+def _called(path: Path) -> str:
+    """The name of a file as a module."""
+    return f"fedcsd_{path.stem}_{blake2b(str(path).encode(), digest_size=4).hexdigest()}"
+
+
+def _in_short(error: BaseException) -> str:
+    """An error in one line with its place, and what to do about the commonest one."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{type(error).__name__}: {error.msg} ({Path(error.filename).name}, line {error.lineno})"
+    python = sysconfig.get_path("stdlib")
+    frames = [
+        f
+        for f in traceback.extract_tb(error.__traceback__)
+        if f.filename != __file__
+        and not f.filename.startswith("<frozen")
+        and ("site-packages" in f.filename or not f.filename.startswith(python))
+    ]
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    lines = str(error).splitlines()
+    text = f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ") + place
+    return f"{text}: write @dataclass(frozen=True)" if "cannot inherit non-frozen dataclass" in text else text
+
+
+def digest_of_source(thing: Callable[..., Any], file: Path | None) -> str:
+    """Of the file that something was loaded from, to notice when that changes; "" if it has none."""
+    if file:
+        return str(vars(sys.modules[_called(file)])[DIGEST])
+    source = getattr(sys.modules[thing.__module__], "__file__", None)
+    return digest_of(Path(source)) if source else ""
+
+
+def digest_of(path: Path) -> str:
+    """Of a file's content; "" if it cannot be read."""
+    try:
+        return blake2b(path.read_bytes(), digest_size=8).hexdigest()
+    except OSError:
+        return ""
