@@ -37,6 +37,8 @@ def list_(what: str, name: str | None) -> None:
     show_table([what, ""], list_entries(what), left=2)
     if what == "datasets":
         say("or a path (.npz, parquet, a folder of images), or hub:owner/name: see docs/data.md")
+    elif what == "models":
+        say("or your own: my_model.py:factory, package.module:factory; see docs/models.md")
 
 
 def list_methods() -> None:
