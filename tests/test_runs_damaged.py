@@ -10,7 +10,7 @@ from test_report import made
 from test_runs import SMALL
 
 import fedcsd as package
-from fedcsd import cli
+from fedcsd import cli, runs
 from fedcsd.errors import Note, UserError
 
 NAN = float("nan")
@@ -166,3 +166,20 @@ def test_a_run_that_cannot_be_written_is_not_resumed(tmp_path: Path, monkeypatch
             package.resume(tmp_path / "run", rounds=3, **moved)
     monkeypatch.undo()
     assert package.resume(tmp_path / "run", rounds=3).summary["rounds"] == 3
+
+
+def test_a_disk_that_is_full_at_the_very_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = runs.write_whole
+
+    def full(path: Path, content: bytes) -> None:
+        if path.name == "model.safetensors":
+            raise OSError(28, "No space left on device", str(path))
+        write(path, content)
+
+    monkeypatch.setattr("fedcsd.runs.write_whole", full)
+    with pytest.raises(
+        package.RunStopped, match=r"No space left on device; rounds 1 to 2 are saved; go on with"
+    ):
+        package.run(data=blobs(), rounds=2, out=tmp_path / "run", **SMALL)
+    monkeypatch.undo()
+    assert package.resume(tmp_path / "run", data=blobs()).summary["rounds"] == 2

@@ -19,7 +19,7 @@ from fedcsd.jobs import Job, Run, attempt, begin, load_run, take_up
 from fedcsd.methods import Method, methods
 from fedcsd.methods._partly_local import PartlyLocal
 from fedcsd.naming import free, labelled, method_table, short
-from fedcsd.planned import FILE, Planned
+from fedcsd.planned import FILE, Unfinished
 from fedcsd.runs import RunDirectory, names_in, write_whole, writing_to
 
 LONGEST = 255  # bytes of a folder's name
@@ -170,7 +170,7 @@ def compare(
         _check_folder(folder, plan)
     about = _about(entries, without, _check(plan))
     names = [cell.path.name for cell in plan if cell.path]
-    with _claimed(folder, Planned(list(entries), seeds, names)):
+    with _claimed(folder, Unfinished(list(entries), seeds, names)):
         runs = _train_all(plan, on_start)
         with _all_finished(folder):
             picture = folder / "curves.png" if folder else None
@@ -210,7 +210,7 @@ def _about(entries: Mapping[str, Any], without: Mapping[str, Any], experiment: E
 
 
 @contextmanager
-def _claimed(folder: Path | None, planned: Planned) -> Iterator[None]:
+def _claimed(folder: Path | None, planned: Unfinished) -> Iterator[None]:
     """One process at a time trains a comparison; the tables of an earlier call are gone."""
     if folder is None:
         yield
@@ -341,7 +341,7 @@ def _is_comparison(folder: Path) -> bool:
     with suppress(OSError, ValueError):
         content = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
         return isinstance(content, dict) and {"seeds", "rows"} <= content.keys()
-    return bool(Planned.of(folder)) or any(
+    return bool(Unfinished.of(folder)) or any(
         _is_run(config.parent) for config in folder.glob("*-seed*/config.toml")
     )
 

@@ -354,6 +354,10 @@ def _finish(job: Job, weights: Weights, how: Mapping[str, Any]) -> Run:
     summary = {**summarise(job.history), **how}
     if directory is None:
         return Run(job.config, job.history, summary, state, None)
-    directory.finish(summary, save(state))
+    try:
+        directory.finish(summary, save(state))
+    except OSError as error:
+        stopped = RunStopped(f"cannot write: {error.strerror or error}")
+        raise RunStopped(_with_saved(stopped, directory)) from error
     mended = tuple(directory.mended)
     return Run(job.config, job.history, summary, state, directory.path, mended=mended)

@@ -12,14 +12,16 @@ FILE = "planned.json"
 
 
 @dataclass(frozen=True)
-class Planned:
+class Unfinished:
+    """A comparison that is not finished: what it is to have."""
+
     methods: list[str]
     seeds: list[int]
     runs: list[str]
     """names of their folders"""
 
     @classmethod
-    def of(cls, folder: Path) -> "Planned | None":
+    def of(cls, folder: Path) -> "Unfinished | None":
         """None where no comparison was cut off."""
         with suppress(OSError, ValueError, TypeError):
             return cls(**json.loads((folder / FILE).read_text(encoding="utf-8")))

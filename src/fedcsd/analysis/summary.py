@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedcsd.planned import Planned
+from fedcsd.planned import Unfinished
 from fedcsd.runs import RunDirectory
 
 OWN_DATA = (
@@ -61,14 +61,14 @@ def progress_of(folder: Path) -> list[list[str]]:
         if end := run.divergence:
             accuracy = f"diverged (round {end.round})"
         rows.append([config.parent.name, f"{len(history)} of {run.settings['rounds']}", accuracy])
-    planned, begun = Planned.of(folder), {row[0] for row in rows}
+    planned, begun = Unfinished.of(folder), {row[0] for row in rows}
     return rows + [[name, "to do", ""] for name in (planned.runs if planned else ()) if name not in begun]
 
 
 def left_in(folder: Path) -> str:
     """What is to be said of the runs in a folder that has no table of them."""
     again = "the same command again goes on with it"
-    if not (planned := Planned.of(folder)):
+    if not (planned := Unfinished.of(folder)):
         return f"the runs in {folder}; if a comparison was cut off there, {again}"
     of = f"{', '.join(planned.methods)} (seeds {', '.join(map(str, planned.seeds))})"
     left = f"{len(planned.left(folder))} of {len(planned.runs)} runs are left"
