@@ -26,6 +26,23 @@ def test_a_dry_run_says_what_stands_in(fedcsd: Fedcsd, tmp_path: Path) -> None:
     assert "note: mnist in place of FEMNIST: not to be compared" in said.stdout
 
 
+def test_a_dry_run_reads_no_data(fedcsd: Fedcsd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("cifar100", "femnist"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for split in ("train", "test"):
+            (tmp_path / f"data/{name}/{split}-0.parquet").write_bytes(b"not to be read")
+    monkeypatch.setenv("FEDCSD_CACHE", str(tmp_path / "cache"))
+    said = fedcsd("reproduce", "table1", "--data-dir", "data", "--dry-run")
+    assert said.returncode == 0, said.stderr
+    assert "in place of" not in said.stdout
+    assert not (tmp_path / "cache").exists()
+    monkeypatch.delenv("FEDCSD_DATA", raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")  # it would be an error to ask there
+    said = fedcsd("reproduce", "table1", "--dry-run")
+    assert said.returncode == 0, said.stderr
+    assert "144 runs, 144 to train" in said.stdout
+
+
 def test_other_data_may_be_listed_with_commas(fedcsd: Fedcsd) -> None:
     given = ("--stand-in", "cifar100=digits, femnist=digits", "--scale", "smoke")
     said = fedcsd("reproduce", "table1", *given, "--dry-run")

@@ -65,7 +65,7 @@ def sweep(report: Report, stem: Path, on_step: object = None) -> list[Path]:
             "paper's best", (best, 1), (2, -3), xycoords=("data", "axes fraction"), textcoords="offset points",
             ha="left", va="top", rotation=90, fontsize=6, color="0.4",
         )  # fmt: skip
-    axes[0][0].set_ylabel("test accuracy (%)")
+    axes[0][0].set_ylabel("test accuracy (%)" + ("\none seed" if len(report.choices.seeds) == 1 else ""))
     return save(figure, stem)
 
 

@@ -194,9 +194,11 @@ def stand_ins(
         there = [o for o in usual if ended and name not in given and ended(name, o)]
         if there:
             other = there[0]
-        elif name not in given and (reason := _missing(name, scale, overrides)):
+        elif name not in given and (reason := _missing(name, scale, overrides, train)):
             fetched = scale != "smoke"
-            if name == FEMNIST and ((fetched and not train) or not _missing("mnist", scale, overrides)):
+            if name == FEMNIST and (
+                (fetched and not train) or not _missing("mnist", scale, overrides, train)
+            ):
                 other = "mnist"
             elif not fetched:
                 other = "digits"
@@ -211,9 +213,12 @@ def stand_ins(
     return chosen, notes
 
 
-def _missing(name: str, scale: str, overrides: Mapping[str, Any]) -> str:
-    """Why a data set cannot be had; empty if it can."""
+def _missing(name: str, scale: str, overrides: Mapping[str, Any], read: bool) -> str:
+    """Why a data set cannot be had; empty if it can. Unless it is to be read, its files are only looked for,
+    and the hub is taken to have them."""
     from fedcsd import data
+    from fedcsd.data.sources.folder import office_folder
+    from fedcsd.data.sources.hub import local_folder
 
     folder = overrides.get("data_dir") or os.environ.get("FEDCSD_DATA") or ""
     if folder and not Path(folder).expanduser().is_dir():
@@ -222,8 +227,12 @@ def _missing(name: str, scale: str, overrides: Mapping[str, Any]) -> str:
         return "no --data-dir is given"
     table = layered({"data": name}, SCALES[scale].data.get(name, {}), overrides)["data"]
     options = {key: value for key, value in table.items() if key != "name"}
+    where = Path(folder).expanduser() if folder else None
     try:
-        data.load(name, options, Path(folder).expanduser() if folder else None)
+        if read:
+            data.load(name, options, where)
+        else:
+            office_folder(where) if name == OFFICE else local_folder(name, where)
     except UserError as error:
         return str(error)
     return ""

@@ -158,15 +158,20 @@ def split(
     return torch.cat(train_rows), torch.cat(test_rows), len(domains) > 1
 
 
-def office_caltech_10(folder: Path | None, *, train_pool: float = 0, size: int = 256) -> Dataset:
-    """Office-Caltech-10: 2,533 images of ten classes from four domains, which are four clients."""
+def office_folder(folder: Path | None) -> Path:
+    """The folder with the four domains: FOLDER/office_caltech_10, or FOLDER itself."""
     where = folder / "office_caltech_10" if folder and (folder / "office_caltech_10").is_dir() else folder
     if where is None or not (where / "amazon").is_dir():
         raise UserError(
             f"office_caltech_10 is read from a folder{f', but {where} lacks amazon/' if where else ''}: "
             "give one with amazon, caltech, dslr and webcam as --data-dir"
         )
-    data = image_folder(where, size=size, train_pool=train_pool)
+    return where
+
+
+def office_caltech_10(folder: Path | None, *, train_pool: float = 0, size: int = 256) -> Dataset:
+    """Office-Caltech-10: 2,533 images of ten classes from four domains, which are four clients."""
+    data = image_folder(office_folder(folder), size=size, train_pool=train_pool)
     return replace(
         data.normalised((0.0,) * 3, (1.0,) * 3),
         name="office_caltech_10",
