@@ -37,7 +37,7 @@ def options_of(name: str) -> str:
         for preset, chosen in cls.presets.items()
     ]
     if presets:
-        found += "\n\nNamed settings:\n\n" + "\n".join(["| name | means |", "|---|---|", *presets])
+        found += "\n\nPresets:\n\n" + "\n".join(["| preset | means |", "|---|---|", *presets])
     return found
 
 

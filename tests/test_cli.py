@@ -196,6 +196,13 @@ def test_list_of_one_method_says_what_its_options_mean(fedcsd: Fedcsd) -> None:
     assert "fedcsd:m1" in result.stdout
 
 
+def test_list_of_a_method_of_one_s_own(fedcsd: Fedcsd) -> None:
+    fedcsd("new-method", "mine.py")
+    shown = fedcsd("list", "methods", "mine.py").stdout
+    assert "\n    fedcsd run --method mine.py:Mine\n" in shown  # a line of its own
+    assert "mine.py:Mine:strong" in shown  # as --method takes it
+
+
 BAD = [
     (("list", "methods", "fedcds"), "unknown method 'fedcds': did you mean fedcsd?"),
     (("list", "models", "mlp"), "takes no name: leave mlp out"),

@@ -9,6 +9,7 @@ import rich_click as click
 
 from fedcsd.config import describe, toml_text
 from fedcsd.errors import UserError, unknown
+from fedcsd.naming import parse
 
 if TYPE_CHECKING:
     from fedcsd.methods import Method
@@ -82,8 +83,10 @@ def show_method(name: str) -> None:
 
     cls = methods.load(name)
     say(f"  {_first_line(cls)}", bold=name)
-    if paper := (sys.modules[cls.__module__].__doc__ or "").strip().partition("\n\n")[2]:
-        say(" ".join(paper.split()))
+    for text in inspect.cleandoc(sys.modules[cls.__module__].__doc__ or "").split("\n\n")[1:]:
+        say(text if text.startswith(" ") else " ".join(text.split()))
+    spec = parse(name)
+    name = f"{name}:{cls.__name__}" if spec.home and not spec.name else name
     if options := describe(cls):
         show_table(["option", "default", "meaning"], options, left=3)
     presets = [

@@ -20,7 +20,7 @@ class Deployment:
     )
     max_update_norm: float = option(
         0.0,
-        "refuse a client's weights farther than this from the global ones (0: a thousand times their norm)",
+        "refuse a client's weights farther than this from the global ones (0: a thousand times their norm and one)",
         ge=0,
     )
     prototype_noise: float = option(

@@ -147,5 +147,5 @@ def resnet34(
 def resnet50(
     shape: Sequence[int], classes: int, *, norm: NormName = "batch", stem: StemName = "cifar"
 ) -> nn.Module:
-    """ResNet-50 with a 3×3 stem for small images: 23.5 M parameters, 2048 features."""
+    """ResNet-50 with a 3×3 stem for small images: 23.5 M parameters with ten classes, 2048 features."""
     return _checked("resnet50", Bottleneck, (3, 4, 6, 3), shape, classes, norm, stem)
