@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from fedcsd.comparison import run_name
+from fedcsd.comparison_folder import run_name
 from fedcsd.config import read_toml
 from fedcsd.errors import Diverged
 from fedcsd.jobs import resume, run

@@ -9,7 +9,7 @@ import pytest
 from conftest import Fedcsd, blobs
 
 import fedcsd as package
-from fedcsd.comparison import FILES
+from fedcsd.comparison_folder import FILES
 from fedcsd.errors import UserError
 from fedcsd.federation import Watch
 
@@ -45,12 +45,31 @@ def test_somebody_s_own_files_are_not_replaced(fedcsd: Fedcsd, tmp_path: Path, n
     assert content(tmp_path) == {name: b"[1, 2]"}
 
 
-def test_other_names_are_no_obstacle_and_a_file_is_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    compare(tmp_path)
-    assert (tmp_path / "notes.txt").read_text() == "mine"
+def test_only_into_a_folder_that_is_empty_or_a_comparison_s(tmp_path: Path) -> None:
+    (tmp_path / "photos/cats").mkdir(parents=True)
+    for overwrite in (False, True):
+        with pytest.raises(UserError, match=r"photos holds other files \(cats\): choose another --out"):
+            compare(tmp_path / "photos", overwrite=overwrite)
+    assert [path.name for path in (tmp_path / "photos").iterdir()] == ["cats"]
+    compare(tmp_path / "c")
+    (tmp_path / "c/notes.txt").write_text("mine")
+    compare(tmp_path / "c", "fedavg,fedprox")
+    assert (tmp_path / "c/notes.txt").read_text() == "mine"
     with pytest.raises(UserError, match="is a file: choose another --out"):
-        compare(tmp_path / "notes.txt")
+        compare(tmp_path / "c/notes.txt")
+
+
+def test_more_rounds_take_all_runs_further(tmp_path: Path) -> None:
+    compare(tmp_path / "long", "fedavg,moon", rounds=3)
+    compare(tmp_path / "c", "fedavg,moon", rounds=1)
+    package.resume(tmp_path / "c/moon-seed0", data=blobs(), rounds=3)
+    with pytest.raises(UserError, match="moon-seed0 has 3 rounds: --rounds 3 takes all runs that far"):
+        compare(tmp_path / "c", "fedavg,moon", rounds=2)
+    again = compare(tmp_path / "c", "fedavg,moon", rounds=3)
+    assert [len(run.history) for runs in again.runs.values() for run in runs] == [3, 3]
+    for name in ("fedavg-seed0", "moon-seed0"):
+        weights = [(tmp_path / c / name / "model.safetensors").read_bytes() for c in ("long", "c")]
+        assert weights[0] == weights[1]
 
 
 def test_a_comparison_goes_on_with_whatever_of_its_files_is_there(tmp_path: Path) -> None:
@@ -82,11 +101,13 @@ def test_a_comparison_that_is_cut_off_says_what_is_left(fedcsd: Fedcsd, tmp_path
 
 
 def test_a_run_that_cannot_be_written_is_refused_before_the_first_is_trained(tmp_path: Path) -> None:
+    compare(tmp_path / "c", "moon")
     (tmp_path / "c/fedprox-seed0").mkdir(parents=True)
     (tmp_path / "c/fedprox-seed0/notes.txt").write_text("mine")
+    before = content(tmp_path / "c")
     with pytest.raises(UserError, match=r"fedprox-seed0 holds other files \(notes\.txt\)"):
         compare(tmp_path / "c", "fedavg,fedprox")
-    assert set(content(tmp_path / "c")) == {"fedprox-seed0/notes.txt"}
+    assert content(tmp_path / "c") == before
 
 
 def test_one_process_at_a_time_trains_a_comparison(fedcsd: Fedcsd, tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from fedcsd import console
 from fedcsd.analysis import curves, tables
 from fedcsd.analysis.rows import About, rows, told
 from fedcsd.cli import guarded
-from fedcsd.comparison import FILES, Comparison
+from fedcsd.comparison import Comparison
+from fedcsd.comparison_folder import FILES
 from fedcsd.errors import Note
 from fedcsd.jobs import Run
 from fedcsd.runs import RunDirectory
@@ -29,6 +30,12 @@ QUICK = ("--rounds", "1", "--epochs", "1", "--clients", "4", "--train-size", "20
 
 def texts_of(folder: Path) -> list[str]:
     return [(folder / name).read_text() for name in TEXTS]
+
+
+def report(folder: Path) -> str:
+    """The text of the comparison's report."""
+    assert guarded(["report", str(folder), "--out", str(folder / "r.html")], debug=False) == 0
+    return (folder / "r.html").read_text()
 
 
 def stop(*_: Any, **__: Any) -> None:
@@ -280,3 +287,40 @@ def test_the_terminal_shows_the_best_own_data(
     assert "\x1b[1;32m80.00" in text
     assert "settings: data digits; seed 0" in text
     console.show_comparison(ROWS, [0, 1, 2])
+
+
+def test_objects_are_called_by_their_options(tmp_path: Path) -> None:
+    chosen = [
+        package.FedAvg(),
+        package.FedProx(mu=0.1),
+        package.FedProx(mu=1),
+        package.FedCSD(mask="none"),
+        package.FedCSD(),
+    ]
+    made = package.compare(chosen, data=blobs(), out=tmp_path / "c", **SMALL)
+    labels = ["FedAvg", "FedProx:mu=0.1", "FedProx:mu=1", "FedCSD:mask=none", "FedCSD"]
+    assert [row.label for row in made.rows] == labels
+    assert (tmp_path / "c/FedProx-mu=0.1-seed0").is_dir()
+
+
+def test_what_learned_nothing_is_not_the_best(tmp_path: Path) -> None:
+    call = {**SMALL, "data": blobs(), "out": tmp_path / "c"}
+    nothing = package.compare("fedavg,fedprox", lr=1e-9, **call)
+    assert all(row.guessing for row in nothing.rows)
+    for text in (nothing.markdown(), nothing.latex()):
+        assert "no better than guessing (" in text
+        assert "%): fedavg, fedprox; more rounds, another learning rate" in text
+        assert "**" not in text
+        assert r"\textbf" not in text
+    made = report(tmp_path / "c")
+    assert "no better than guessing" in made
+    learned = package.compare("fedavg,fedprox", lr=0.1, **{**call, "out": None, "rounds": 5})
+    assert not any(row.guessing for row in learned.rows)
+    assert "**" in learned.markdown()
+
+
+def test_a_method_that_is_fedavg_here_is_said_to_be(tmp_path: Path) -> None:
+    with pytest.warns(Note, match="no BatchNorm"):
+        made = package.compare("fedavg,fedbn", data=blobs(), out=tmp_path / "c", **SMALL)
+    assert "- fedbn, the same as fedavg: of this model nothing stays with the clients\n" in made.markdown()
+    assert "the same as fedavg: of this model nothing stays" in report(tmp_path / "c")

@@ -15,7 +15,7 @@ from fedcsd.analysis import drift, tsne
 from fedcsd.analysis.start import latest, ready
 from fedcsd.cli import guarded
 from fedcsd.cli_analysis import check_writable
-from fedcsd.errors import UserError
+from fedcsd.errors import Note, UserError
 from fedcsd.exchange import Request
 
 
@@ -43,6 +43,17 @@ def test_embedding_is_seeded_and_in_the_plane() -> None:
     assert first.shape == (60, 2)
     assert np.isfinite(first).all()
     assert np.array_equal(first, tsne.embedded(features, 3))
+
+
+def test_features_that_t_sne_itself_cannot_take() -> None:
+    plain = np.random.default_rng(0).normal(size=(60, 4)).astype(np.float32)
+    with pytest.warns(Note, match="the same for all images"):
+        points = tsne.embedded(np.ones_like(plain), seed=0)  # a dead model's
+    assert points.shape == (60, 2)
+    assert not points.any()
+    assert np.isfinite(tsne.embedded(plain * np.float32(1e37), seed=0)).all()
+    with pytest.raises(UserError, match="are not finite"):
+        tsne.embedded(plain * np.float32(np.inf), seed=0)
 
 
 def test_the_papers_four_panels(runs: dict[str, Path], tmp_path: Path) -> None:

@@ -1,9 +1,8 @@
 """Several methods on the same federation, over several seeds, side by side."""
 
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,8 @@ from typing import Any
 from fedcsd.analysis.rows import About, rows, told
 from fedcsd.analysis.tables import Row, csv_text, latex, markdown
 from fedcsd.began import tell_old
-from fedcsd.config import IRRELEVANT, TABLES, Settings, build, layered
+from fedcsd.comparison_folder import FILES, PLANNED, Unfinished, check_folder, run_name
+from fedcsd.config import IRRELEVANT, TABLES, Settings, build, layered, native, toml_text
 from fedcsd.errors import RunStopped, UserError
 from fedcsd.experiments import config_of, folder_of, make_method, method_of, prepare, split_objects
 from fedcsd.federation import Experiment, Watch
@@ -19,11 +19,7 @@ from fedcsd.jobs import Job, Run, attempt, begin, load_run, take_up
 from fedcsd.methods import Method, methods
 from fedcsd.methods._partly_local import PartlyLocal
 from fedcsd.naming import free, labelled, method_table, short
-from fedcsd.planned import FILE, Unfinished
-from fedcsd.runs import RunDirectory, names_in, write_whole, writing_to
-
-LONGEST = 255  # bytes of a folder's name
-FILES = (*(f"comparison.{end}" for end in ("md", "csv", "tex", "json")), "curves.png", "report.html", FILE)
+from fedcsd.runs import RunDirectory, write_whole, writing_to
 
 
 @dataclass(frozen=True)
@@ -124,9 +120,17 @@ def _by_label(chosen: Sequence[Choice]) -> dict[str, Any]:
             options = [f"{k}={v}" for k, v in choice.items() if k != "name"]
             label = ":".join([short(str(choice.get("name"))), *options])
         else:
-            label = (choice if isinstance(choice, type) else type(choice)).__name__
+            label = choice.__name__ if isinstance(choice, type) else _label(choice)
         entries[free(label, entries)] = choice
     return entries
+
+
+def _label(method: Any) -> str:
+    """What an object from Python is called: its class, with the options that are not the default."""
+    options = fields(method) if isinstance(method, Method) else ()
+    given = [(o.name, native(getattr(method, o.name))) for o in options if o.init]
+    shown = [f"{name}={toml_text(v)}" for (name, v), o in zip(given, options, strict=True) if v != o.default]
+    return ":".join([type(method).__name__, *shown])
 
 
 def compare(
@@ -150,7 +154,7 @@ def compare(
         methods: names as in `--methods`, or methods by label: `{"mine": MyMethod(), "fedavg": "fedavg"}`
         seeds: training seeds; without them there is one, `seed` (0 by default)
         out: with a folder, finished runs found there are taken as they are and unfinished ones are
-            resumed, so that calling again goes on where it was cut off
+            resumed, so that calling again goes on where it was cut off, and with more rounds takes all further
         on_start: called with (label, seed, rounds, runs that come after it), gives what watches that run
     """
     seeds = _seeds(seeds, settings)
@@ -167,7 +171,7 @@ def compare(
             path = folder / run_name(label, seed) if folder else None
             plan.append(Cell(label, seed, layered(settings, values, {"seed": seed}), given, path, overwrite))
     if folder:
-        _check_folder(folder, plan)
+        check_folder(folder, [(cell.label, cell.seed) for cell in plan])
     about = _about(entries, without, _check(plan))
     names = [cell.path.name for cell in plan if cell.path]
     with _claimed(folder, Unfinished(list(entries), seeds, names)):
@@ -197,16 +201,21 @@ def _seeds(seeds: Sequence[int] | None, settings: dict[str, Any]) -> list[int]:
 def _about(entries: Mapping[str, Any], without: Mapping[str, Any], experiment: Experiment) -> About:
     """What the table's notes need to know of the methods; `without` are they without shared options."""
     untrained, shared, layout = set(), {}, experiment.network.layout
+    notes: dict[str, list[str]] = {}
     for label, choice in entries.items():
         method = method_of(choice)
-        if isinstance(method, PartlyLocal) and method.local(layout).any():
-            untrained.add(label)
+        if isinstance(method, PartlyLocal):
+            if method.local(layout).any():
+                untrained.add(label)
+            else:
+                notes[label] = ["the same as fedavg: of this model nothing stays with the clients"]
         if isinstance(choice, Mapping):
             new = {key: value for key, value in choice.items() if key not in without[label]}
             defaults = {option.name: option.default for option in fields(method)}
             shared[label] = {key: value for key, value in new.items() if value != defaults[key]}
     settings = told(config_of(experiment))
-    return About(experiment.data.classes, frozenset(untrained), shared, settings)
+    guess = 100 * int(experiment.data.y_test.bincount().max()) / len(experiment.data.y_test)
+    return About(experiment.data.classes, frozenset(untrained), shared, settings, notes, guess)
 
 
 @contextmanager
@@ -263,7 +272,13 @@ class Cell:
             return False
         assert self.path is not None
         run = RunDirectory.open(self.path)
-        return run.summary is not None or run.divergence is not None
+        longer = run.summary is not None and run.summary["rounds"] < self.rounds
+        return run.divergence is not None or (run.summary is not None and not longer)
+
+    @property
+    def rounds(self) -> int:
+        rounds: int = self.values.get("rounds", Settings.rounds)
+        return rounds
 
     def job(self) -> Job | None:
         """What is to be trained; None if it is finished."""
@@ -271,6 +286,7 @@ class Cell:
             return begin(self.values, given=self.given, out=self.path, overwrite=self.overwrite)
         assert self.path is not None
         changes = {key: self.values.get(key) for key in ("workers", "client_state", "tensorboard", "mlflow")}
+        changes["rounds"] = self.rounds  # there may have been fewer
         return take_up(self.path, given=self.given, changes=changes)
 
 
@@ -299,53 +315,6 @@ def _train_all(
     return runs
 
 
-def run_name(label: str, seed: int) -> str:
-    return f"{label.replace(':', '-').replace('/', '_')}-seed{seed}"
-
-
-def _check_labels(plan: Sequence[Cell]) -> None:
-    """Refuse labels too long for a folder's name, and those of which two name one: the second would be shown
-    the first one's runs."""
-    taken: dict[str, str] = {}
-    for cell in plan:
-        label, name = cell.label, run_name(cell.label, cell.seed)
-        if len(os.fsencode(name)) > LONGEST:
-            raise UserError(
-                f"{label[:20] + '…'!r} is too long for the name of a folder: choose a shorter label"
-            )
-        if (other := taken.setdefault(name, label)) != label:
-            raise UserError(f"{other!r} and {label!r} would both be in {name}: choose other labels")
-
-
-def _check_folder(folder: Path, plan: Sequence[Cell]) -> None:
-    """Refuse a place where the tables would replace anything but those of an earlier comparison, and labels
-    that cannot name folders there."""
-    _check_labels(plan)
-    there = names_in(folder)
-    if _is_run(folder):
-        raise UserError(f"{folder} holds a run, not a comparison: choose another --out")
-    own = [name for name in FILES if name in there]
-    if own and not _is_comparison(folder):
-        raise UserError(f"{folder} holds other files ({own[0]}): choose another --out")
-
-
-def _is_run(folder: Path) -> bool:
-    try:
-        return bool(RunDirectory.open(folder))
-    except UserError:
-        return False
-
-
-def _is_comparison(folder: Path) -> bool:
-    """Whether it has our table, or runs as a comparison that was cut off leaves them."""
-    with suppress(OSError, ValueError):
-        content = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
-        return isinstance(content, dict) and {"seeds", "rows"} <= content.keys()
-    return bool(Unfinished.of(folder)) or any(
-        _is_run(config.parent) for config in folder.glob("*-seed*/config.toml")
-    )
-
-
 def _check(plan: Sequence[Cell]) -> Experiment:
     """Refuse what cannot work before the first run starts; gives the experiment of the first cell."""
     first = None
@@ -363,11 +332,16 @@ def _check(plan: Sequence[Cell]) -> Experiment:
         different = [
             f"{k} is {there.get(k)!r} there and {v!r} here"
             for k, v in here.items()
-            if k not in IRRELEVANT and there.get(k) != v
+            if k not in (*IRRELEVANT, "rounds") and there.get(k) != v
         ]
         if different:
             raise UserError(
                 f"{cell.path} holds a run with other settings ({different[0]}): choose another --out, or --overwrite"
+            )
+        if there["rounds"] > here["rounds"]:
+            raise UserError(
+                f"{cell.path} has {there['rounds']} rounds: --rounds {there['rounds']} takes all runs that far, "
+                "or choose another --out"
             )
     assert first is not None
     return first
@@ -393,4 +367,4 @@ def _write(comparison: Comparison, folder: Path) -> None:
         ("json", json.dumps(content, indent=2) + "\n"),
     ):
         write_whole(folder / f"comparison.{suffix}", text.encode())
-    (folder / FILE).unlink(missing_ok=True)
+    (folder / PLANNED).unlink(missing_ok=True)

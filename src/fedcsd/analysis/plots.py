@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from fedcsd.analysis.curves import PANELS, History, line
 from fedcsd.analysis.figures import PAGE, SUFFIXES, below, dress, grid, printed, verbatim
-from fedcsd.comparison import run_name
+from fedcsd.comparison_folder import run_name
 from fedcsd.config import IRRELEVANT
 from fedcsd.errors import UserError, note, unknown
 from fedcsd.methods import methods

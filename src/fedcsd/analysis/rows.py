@@ -43,6 +43,10 @@ class About:
     """by label: options that were given for all methods together and differ from the defaults"""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """those that a reader wants to know"""
+    notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """by label: what a reader should know of a method"""
+    guess: float = 0.0
+    """accuracy of always naming the largest class of the test data, in percent"""
 
 
 def rows(runs: Mapping[str, Sequence[Run]], about: About | None = None) -> list[Row]:
@@ -83,12 +87,13 @@ def _row(label: str, runs: Sequence[Run], first: Mapping[int, float], own: bool,
         [math.nan if (a := run.summary.get(key)) is None else 100 * a for run in runs] if own else [],
         personal,
         [run.diverged for run in runs],
-        [*ends, *mended, *code, *blown],
+        [*about.notes.get(label, ()), *ends, *mended, *code, *blown],
         bool(mended),
         bool(code),
         bool(blown),
         untrained,
         dict(about.shared.get(label, {})),
+        about.guess,
     )
 
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedcsd.planned import Unfinished
+from fedcsd.comparison_folder import Unfinished
 from fedcsd.runs import RunDirectory
 
 OWN_DATA = (

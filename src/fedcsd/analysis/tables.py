@@ -15,6 +15,7 @@ from typing import Any
 from fedcsd.config import toml_text
 from fedcsd.errors import Divergence, UserError
 
+GUESSING = 1.1  # times the accuracy of guessing: nothing was learned
 PER_SEED = ("accuracies", "differences", "own")
 
 
@@ -53,6 +54,8 @@ class Row:
     """whether a part of the global model is trained by the clients for themselves only, as in FedPer"""
     shared: dict[str, Any] = field(default_factory=dict)
     """options that were given for all methods together (--set method.…) and change this one"""
+    guess: float = 0.0
+    """accuracy of always naming the largest class of the test data, in percent; 0 if that is not known"""
 
     @property
     def accuracy(self) -> str:
@@ -67,9 +70,15 @@ class Row:
         """Whether a run is not what its row says."""
         return self.mended or self.other_code or self.blew_up
 
+    @property
+    def guessing(self) -> bool:
+        """Whether its global models learned nothing, as far as their accuracy shows."""
+        values = [] if self.personal or self.untrained else known(self.accuracies)
+        return bool(values) and mean(values) <= GUESSING * self.guess
+
     def whole(self, values: Sequence[float]) -> bool:
         """Whether every seed has a result that was trained as asked."""
-        return not self.marked and bool(values) and all(map(math.isfinite, values))
+        return not self.marked and not self.guessing and bool(values) and all(map(math.isfinite, values))
 
     def to_json(self) -> dict[str, Any]:
         content = asdict(self)
@@ -280,6 +289,11 @@ def remarks(rows: Sequence[Row], text: Callable[[str], str] = str, mark: str = "
         if row.shared:
             given.setdefault(_assigned(row.shared), []).append(text(row.label))
     notes = [f"with {options} for {', '.join(labels)}" for options, labels in given.items()]
+    if guessing := [text(row.label) for row in rows if row.guessing]:
+        notes.append(
+            f"no better than guessing ({rows[0].guess:.1f} %): {', '.join(guessing)}; more rounds, another "
+            "learning rate or another model may help"
+        )
     return notes + [f"{mark * row.marked}{text(row.label)}, {note}" for row in rows for note in row.notes]
 
 

@@ -28,6 +28,7 @@ from fedcsd.methods import Method, methods
 from fedcsd.weights import Weights
 
 NEIGHBOURS = 10
+LARGE = 1e10  # features beyond it are scaled, for squares of them
 LABELLED = 20  # classes whose clouds bear their name
 PALETTE = (*COLOURS, "#882255", "#AAAAAA")
 
@@ -159,12 +160,12 @@ def _cloud(title: str, experiment: Experiment, weights: Weights, samples: int) -
     from sklearn.neighbors import NearestNeighbors
 
     features, labels = features_of(experiment, weights, samples)
+    points = embedded(features, experiment.settings.seed)
     near = NearestNeighbors(n_neighbors=min(NEIGHBOURS, len(labels) - 1)).fit(features)
     votes = labels[near.kneighbors(return_distance=False)]
     told = [np.bincount(some, minlength=experiment.data.classes).argmax() for some in votes]
     many = 1 < len(np.unique(labels)) < len(labels)
     apart = float(silhouette_score(features, labels)) if many else float("nan")
-    points = embedded(features, experiment.settings.seed)
     return Cloud(title, points, labels, float(np.mean(told == labels)), apart)
 
 
@@ -185,10 +186,20 @@ def features_of(
 
 
 def embedded(features: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
-    """t-SNE in the plane: [N, D] -> [N, 2]. One thread, for sums of several differ in their last bits."""
+    """t-SNE in the plane: [N, D] -> [N, 2]. One thread, for sums of several differ in their last bits.
+
+    What does not differ is one point; t-SNE itself would divide by the spread of such features.
+    """
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
+    if not np.isfinite(features).all():
+        raise UserError("the features of this model are not finite: there is nothing to draw")
+    if not np.ptp(features, axis=0).any():
+        note("the features of a model are the same for all images: it is drawn as one point")
+        return np.zeros((len(features), 2), np.float32)
+    if (largest := np.abs(features).max()) > LARGE:
+        features = features / largest
     perplexity = min(30.0, max(2.0, (len(features) - 1) / 3))
     with threadpool_limits(1):
         points: NDArray[np.float32] = TSNE(

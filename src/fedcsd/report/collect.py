@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,7 @@ def _rows(ended: Mapping[str, Sequence[Seen]], about: About | None) -> list[Row]
     runs = {label: [run.run() for run in some] for label, some in ended.items()}
     classes = [run.counts.shape[1] for some in ended.values() for run in some if run.counts is not None]
     known = about or About()
-    about = About(classes[0] if classes else known.classes, known.untrained, known.shared, known.settings)
+    about = replace(known, classes=classes[0]) if classes else known
     try:
         return rows(runs, about)
     except DAMAGE:

@@ -11,7 +11,7 @@ from fedcsd.analysis.curves import History
 from fedcsd.analysis.plots import by_label, flat, folders
 from fedcsd.analysis.rows import About
 from fedcsd.analysis.tables import load_rows
-from fedcsd.comparison import run_name
+from fedcsd.comparison_folder import run_name
 from fedcsd.config import FACTS
 from fedcsd.data.partition import Counts
 from fedcsd.errors import Divergence, UserError, no_run
@@ -138,7 +138,10 @@ def _compared(folder: Path) -> Found:
     if not groups:
         raise UserError(f"{folder} holds no run any more")
     untrained = frozenset(row.label for row in rows if row.untrained)
-    about = About(untrained=untrained, shared={row.label: row.shared for row in rows}, settings=settings)
+    notes = {row.label: [note for note in row.notes if not note.startswith("seed ")] for row in rows}
+    shared = {row.label: row.shared for row in rows}
+    guess = rows[0].guess if rows else 0.0
+    about = About(untrained=untrained, shared=shared, settings=settings, notes=notes, guess=guess)
     return Found(groups, damaged, about, settings, True)
 
 
