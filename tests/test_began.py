@@ -82,7 +82,9 @@ def test_something_else_is_refused(project: Path) -> None:
 
 def test_a_built_in_method_has_no_file(tmp_path: Path) -> None:
     package.run(data=blobs(), rounds=1, out=tmp_path / "run", **SMALL)
-    with pytest.raises(UserError, match="--method says nothing, for that has no file; start a new run"):
+    with pytest.raises(
+        UserError, match="has no file that --method could tell the place of; leave --method out"
+    ):
         package.resume(tmp_path / "run", method="fedavg", rounds=2)
 
 

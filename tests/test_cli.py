@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from conftest import Fedcsd, FedcsdRun
 
+from fedcsd.cli_options import parse_seeds
+
 QUICK = ("--rounds", "2", "--epochs", "1")
 
 
@@ -196,6 +198,28 @@ def test_list_of_one_method_says_what_its_options_mean(fedcsd: Fedcsd) -> None:
     assert "fedcsd:m1" in result.stdout
 
 
+def test_seeds_may_be_a_range() -> None:
+    assert parse_seeds("0-2, 7") == (0, 1, 2, 7)
+
+
+def test_list_of_a_file_shows_all_its_methods(fedcsd: Fedcsd, tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text(
+        "import fedcsd\n\n\nclass A(fedcsd.FedAvg):\n    'One.'\n\n\nclass B(fedcsd.FedAvg):\n    'Other.'\n"
+    )
+    shown = fedcsd("list", "methods", "two.py").stdout
+    assert "two.py:A  One." in shown
+    assert "two.py:B  Other." in shown
+
+
+def test_a_comparison_is_no_run(fedcsd: Fedcsd) -> None:
+    fedcsd("compare", "--methods", "fedavg", "--rounds", "1", "--epochs", "1", "--out", "c")
+    said = fedcsd("resume", "c")
+    assert said.returncode == 2
+    assert (
+        "c holds a comparison: the same `fedcsd compare` goes on with it, with more --rounds" in said.stderr
+    )
+
+
 def test_list_of_a_method_of_one_s_own(fedcsd: Fedcsd) -> None:
     fedcsd("new-method", "mine.py")
     shown = fedcsd("list", "methods", "mine.py").stdout
@@ -261,6 +285,10 @@ BAD = [
     (("show", "nothing"), "nothing holds no run (it does not exist)"),
     (("compare", "--methods", "fedavg,fedcds"), "did you mean fedcsd?"),
     (("compare", "--methods", "fedavg", "--seeds", "0,x"), "--seeds takes whole numbers"),
+    (("compare", "--methods", "fedavg", "--seeds", "0-x"), "--seeds takes whole numbers"),
+    (("compare", "--methods", "fedavg", "--seeds", "0-3,2"), "--seeds needs different whole numbers"),
+    (("compare", "--methods", "fedavg", "--seeds", "3-1"), "--seeds needs different whole numbers"),
+    (("run", "--method", "fedavg,fedcsd"), "is more than one method: fedcsd compare --methods fedavg,fedcsd"),
     (("compare", "--methods", "fedavg,fedavg"), "names fedavg twice"),
     (("compare", "--methods", "fedavg", "--seeds", "1,1"), "--seeds needs different whole numbers"),
     (("compare", "--methods", "fedavg", "--seeds", "0,-1"), "different whole numbers from 0 on"),

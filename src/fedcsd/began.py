@@ -105,11 +105,11 @@ def _check_moved(path: Path, what: str, before: str, now: str) -> None:
     name = before.rpartition(":")[2]
     if not own or ":" not in now or now.rpartition(":")[2] != name:
         does = (
-            f"tells where the file of {name} is, and nothing else"
+            f"--{what} tells where the file of {name} is, and nothing else; start a new run"
             if own
-            else "says nothing, for that has no file"
+            else f"it has no file that --{what} could tell the place of; leave --{what} out, or start a new run"
         )
-        raise UserError(f"{path} was started with {before}: --{what} {does}; start a new run")
+        raise UserError(f"{path} was started with {before}: {does}")
 
 
 def move(directory: RunDirectory, places: Mapping[str, str | Path]) -> None:

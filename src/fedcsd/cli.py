@@ -105,7 +105,7 @@ def run(
 @cli.command()
 @run_argument
 @click.option("--rounds", type=int, help="train for this many rounds in all instead of what was asked for")
-@click.option("--lr", type=float, help="another learning rate from here on, after a divergence")
+@click.option("--lr", type=float, help="another learning rate from here on, such as after a divergence")
 @click.option(
     "--on-divergence",
     type=click.Choice(["stop", "skip"]),
@@ -150,7 +150,7 @@ def resume(path: Path, **changes: Any) -> None:
     help="methods, named as in `fedcsd run --method`, or all for every built-in one; the others are compared with the "
     "first. Presets and options go behind colons: fedcsd:m1:mu=0.01",
 )
-@click.option("--seeds", metavar="0,1,2", help="training seeds  [dim](default: 0)[/dim]")
+@click.option("--seeds", metavar="0,1,2", help="training seeds; 0-4 is 0,1,2,3,4  [dim](default: 0)[/dim]")
 @click.option(
     "--out",
     type=click.Path(path_type=Path),

@@ -33,13 +33,29 @@ def list_(what: str, name: str | None) -> None:
     if name and what != "methods":
         raise UserError(f"`fedcsd list {what}` takes no name: leave {name} out")
     if what == "methods":
-        show_method(name) if name else list_methods()
+        for one in _named(name) if name else ():
+            show_method(one)
+        if not name:
+            list_methods()
         return
     show_table([what, ""], list_entries(what), left=2)
     if what == "datasets":
         say("or a path (.npz, parquet, a folder of images), or hub:owner/name: see docs/data.md")
     elif what == "models":
         say("or your own: my_model.py:factory, package.module:factory; see docs/models.md")
+
+
+def _named(name: str) -> list[str]:
+    """The methods of a name: one, or all of a file or module that has several."""
+    from fedcsd.methods._own import methods_in
+    from fedcsd.own import imported, module_of
+
+    spec = parse(name)
+    if not spec.home or spec.name:
+        return [name]
+    module = module_of(spec.file) if spec.file else imported(spec.home)
+    own = [one for one in methods_in(module) if not one.startswith("_")]
+    return [f"{name}:{one}" for one in own] if len(own) > 1 else [name]
 
 
 def list_methods() -> None:

@@ -1,6 +1,6 @@
 """Command-line options made from the settings, so that each is described once."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 from types import MappingProxyType
@@ -149,12 +149,18 @@ def parse_seeds(text: str | None, assignments: tuple[str, ...] = ()) -> tuple[in
     if "seed" in also:
         raise UserError(f"--set seed={also['seed']} beside --seeds: name all seeds in --seeds alone")
     try:
-        seeds = tuple(int(part) for part in text.split(","))
+        seeds = tuple(seed for part in text.split(",") for seed in _range(part.strip()))
     except ValueError:
-        raise UserError(f"--seeds takes whole numbers such as 0,1,2, not {text!r}") from None
-    if len(set(seeds)) != len(seeds) or min(seeds) < 0:
+        raise UserError(f"--seeds takes whole numbers such as 0,1,2 or 0-2, not {text!r}") from None
+    if not seeds or len(set(seeds)) != len(seeds) or min(seeds) < 0:
         raise UserError("--seeds needs different whole numbers from 0 on, such as 0,1,2")
     return seeds
+
+
+def _range(text: str) -> Iterable[int]:
+    """`3`, or `0-4` for all from 0 to 4."""
+    first, dash, last = text.partition("-")
+    return range(int(first), int(last) + 1) if first and dash else [int(text)]
 
 
 def free_name(values: dict[str, Any]) -> Path:

@@ -113,7 +113,9 @@ def test_a_file_that_has_moved(nets: Path, fedcsd: Fedcsd, tmp_path: Path) -> No
 
 def test_a_built_in_model_has_no_file(tmp_path: Path) -> None:
     package.run(data=blobs(), rounds=1, out=tmp_path / "run", **SMALL)
-    with pytest.raises(UserError, match="--model says nothing, for that has no file; start a new run"):
+    with pytest.raises(
+        UserError, match="has no file that --model could tell the place of; leave --model out"
+    ):
         package.resume(tmp_path / "run", data=blobs(), model="mlp", rounds=2)
 
 

@@ -28,6 +28,8 @@ def find(name: str, built_in: Iterable[str]) -> type[Method]:
     known = installed()
     if name in known:
         return from_entry(name, known[name])
+    if "," in name:
+        raise UserError(f"{name!r} is more than one method: fedcsd compare --methods {name}")
     if spec.name and Path(f"{name}.py").is_file():
         raise UserError(f"unknown method {name!r}: did you mean the file, {name}.py?")
     error = unknown("method", name, [*built_in, *known])
