@@ -10,6 +10,7 @@ from fedcsd.config import Settings
 from fedcsd.data import Dataset, load
 from fedcsd.data import split as split_by
 from fedcsd.errors import Note, UserError
+from fedcsd.seeds import rng
 
 
 def split(labels, settings, name="dirichlet", groups=None, **options):
@@ -38,7 +39,8 @@ def test_uint8_images_are_standardised_per_channel_and_floats_left_alone() -> No
     images = data.images(data.x_train)
     torch.testing.assert_close(images.mean((0, 2, 3)), torch.zeros(3), atol=1e-5, rtol=0)
     torch.testing.assert_close(images.std((0, 2, 3), correction=0), torch.ones(3), atol=1e-5, rtol=0)
-    floats = load(arrays(shape=(3, 4, 4), kind="float64"))
+    with pytest.warns(Note):
+        floats = load(arrays(shape=(3, 4, 4), kind="float64"))
     assert floats.x_train.dtype == torch.float32
     assert floats.images(floats.x_train) is floats.x_train
 
@@ -88,8 +90,17 @@ nan[7, 0, 0] = np.nan
     ("data", "message"),
     [
         (broken(y_train=np.full(20, -1)), r"labels must lie in 0\.\.2; found -1"),
-        (broken(y_train=np.array(["cat"] * 20)), "whole numbers from 0"),
-        (broken(y_train=np.linspace(0, 1, 20)), "whole numbers from 0"),
+        (
+            broken(y_train=np.array(["cat"] * 20)),
+            r"whole numbers from 0, .*it holds text: .*numpy\.unique\(y, return_inverse=True\)\[1\]",
+        ),
+        (broken(y_train=np.array(["cat"] * 20, dtype=object)), "it holds text"),
+        (
+            broken(y_test=np.arange(20) % 3 + 0.5 * (np.arange(20) > 6)),
+            r"y_test must .* 13 of its numbers are not whole \(the first is 1\.5, of sample 7\): 2\.0 is accepted",
+        ),
+        (broken(y_train=np.full(20, np.inf)), "20 of its numbers are not whole"),
+        (broken(y_train=np.zeros((20, 3))), r"it is float64 of shape \[20, 3\]"),
         (broken(y_train=np.arange(19) % 3), "x_train has 20 samples and y_train 19"),
         (broken(x_train=nan), r"NaN or infinite values in 1 samples \(the first is sample 7\)"),
         (broken(x_train=np.zeros((20, 5, 5), np.uint8)), "same shape and type"),
@@ -97,18 +108,15 @@ nan[7, 0, 0] = np.nan
         (broken(x_train=np.zeros((20, 2, 2, 2, 2))), r"must be \[N, H, W\]"),
         (broken(x_train=np.array(["a"] * 20).reshape(20, 1, 1)), "must hold whole numbers"),
         (broken(y_train=np.zeros(20, int), y_test=np.zeros(20, int)), "at least two classes"),
-        ({"x_train": np.zeros((3, 4, 4))}, "lacks y_train, x_test, y_test"),
+        ({"x_train": np.zeros((3, 4, 4))}, "the data lacks y_train: it has x_train; it needs"),
+        ({n: arrays()[n] for n in ("x_train", "y_train", "x_test")}, "lacks y_test: it has x_train, y_train"),
+        ((np.zeros((20, 4)), np.arange(19) % 3), "x_train has 20 samples and y_train 19"),
         (
             broken(y_train=np.arange(20) % 3 + 1, y_test=np.arange(20) % 3 + 1),
             "labels must count from 0; they go from 1 to 3",
         ),
         (broken(y_train=np.arange(20) * 400_000), "number the classes from 0"),
         (17, "data must be a name, a path, .*not a int"),
-        (
-            (arrays()["x_train"], arrays()["y_train"]),
-            r"four arrays \(x_train, y_train, x_test, y_test\), .*; not a tuple of ndarray, ndarray",
-        ),
-        ((torch.rand(20, 2), torch.arange(20) % 2), r"four arrays .*not a tuple of Tensor, Tensor"),
         (((np.zeros((20, 4)), np.arange(20)),) * 2, r"four arrays .*not a tuple of tuple, tuple"),
         ([np.zeros((20, 4))] * 3, r"four arrays .*not a list of ndarray, ndarray, ndarray"),
     ],
@@ -133,6 +141,69 @@ def test_nothing_is_told_of_labels_without_gaps(tmp_path) -> None:
     load(broken(y_test=np.zeros(20, int)))
     np.savez(tmp_path / "said.npz", **broken(y_train=np.arange(20) % 2 * 4), classes=5)
     assert load(str(tmp_path / "said.npz")).classes == 5
+
+
+@pytest.mark.parametrize(
+    ("factor", "reach", "cure"),
+    [
+        (1, "255", r"give bytes \(uint8\), which are scaled and standardised, or divide by 255"),
+        (10, "2550", "standardise them to mean 0 and deviation 1"),
+        (-1, "-255", "standardise them to mean 0 and deviation 1"),
+    ],
+)
+def test_floating_point_numbers_far_from_standardised_are_told(
+    tmp_path, fedcsd: Fedcsd, factor: int, reach: str, cure: str
+) -> None:
+    given = {n: factor * a.astype("float32") if n[0] == "x" else a for n, a in arrays(50).items()}
+    message = f"the floating-point numbers of x_train reach {reach} and are used as they are, .*: {cure}$"
+    for data in (tuple(given.values()), (given["x_train"].reshape(50, 16), given["y_train"])):
+        with pytest.warns(Note, match=f"arrays: {message}"):
+            assert load(data).scale is None
+    if factor == 1:
+        np.savez(tmp_path / "far.npz", **given)
+        few = ("--clients", "2", "--beta", "100", "--rounds", "1", "--epochs", "1", "--min-samples", "1")
+        shown = fedcsd("compare", "--data", "far.npz", "--methods", "fedavg", "--seeds", "0,1", *few)
+        assert shown.returncode == 0, shown.stderr
+        assert shown.stderr.count("far: the floating-point numbers of x_train reach 255") == 1
+
+
+@pytest.mark.filterwarnings("error::fedcsd.errors.Note")
+def test_nothing_is_told_of_numbers_that_train(tmp_path) -> None:
+    random = np.random.default_rng(0)
+    load((random.standard_normal((500, 3, 8, 8)), np.arange(500) % 3))
+    load((random.random((500, 12)) * 16, np.arange(500) % 3))  # scikit-learn's digits as they come
+
+
+def test_without_test_data_a_seeded_fifth_is_set_aside(tmp_path) -> None:
+    x, y = np.arange(40 * 16, dtype="float32").reshape(40, 4, 4) / 640, np.arange(40) % 2
+    np.savez(tmp_path / "a.npz", x_train=x, y_train=y, client=y, client_test=y[:3])
+    data = load(str(tmp_path / "a.npz"))
+    assert (data.x_train.shape, data.x_test.shape) == ((32, 1, 4, 4), (8, 1, 4, 4))
+    both = torch.cat([data.x_train, data.x_test])[:, 0]
+    torch.testing.assert_close(both.sort(0).values, torch.from_numpy(x))
+    assert torch.equal(data.groups.train, data.y_train)
+    assert torch.equal(data.groups.test, data.y_test)
+    assert data.groups.array == "client"
+    order = rng(0, "test split").permutation(40)  # as of parquet files
+    assert torch.equal(data.x_test[:, 0], torch.from_numpy(x[np.sort(order[:8])]))
+    for same in ((x, y), (torch.from_numpy(x), torch.from_numpy(y)), {"x_train": x, "y_train": y}):
+        assert load(same).fingerprint() == data.fingerprint()
+    assert len(load(str(tmp_path / "a.npz"), {"test": 0.5}).y_test) == 20
+    with pytest.raises(UserError, match=r"data\.test must be between 0 and 1, not 2"):
+        load(str(tmp_path / "a.npz"), {"test": 2})
+    with pytest.raises(UserError, match="the test data that was set aside has class 2, which the training"):
+        load((x, np.where(np.arange(40) == order[0], 2, y)))
+
+
+def test_arrays_of_other_names(tmp_path) -> None:
+    np.savez(tmp_path / "a.npz", images=np.zeros(3), labels=np.zeros(3))
+    with pytest.raises(
+        UserError, match=r"a\.npz lacks x_train, y_train: it has images, labels; it needs x_train and y_train"
+    ):
+        load(str(tmp_path / "a.npz"))
+    np.savez(tmp_path / "b.npz", **{f"a{i}": np.zeros(3) for i in range(10)})
+    with pytest.raises(UserError, match=r"it has a0, .*, a7 and 2 more; it needs"):
+        load(str(tmp_path / "b.npz"))
 
 
 def test_npz_with_more_classes_than_it_shows(tmp_path) -> None:

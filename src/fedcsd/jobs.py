@@ -104,7 +104,7 @@ def run(
     Args:
         method: a name (`"fedcsd:m1:mu=0.01"`, `"my_method.py:MyMethod"`), or an object such as
             `fedcsd.FedCSD(mu=0.01)`
-        data: a name, a path, arrays (x_train, y_train, x_test, y_test), or two torch data sets
+        data: a name, a path, arrays (x_train, y_train, x_test, y_test) or (x, y), or two torch data sets
         model: a name, or a function or class that makes an `nn.Module` ending in a Linear layer;
             it is called with the image shape and the number of classes if it takes arguments
         out: the run directory; without one nothing stays on disk

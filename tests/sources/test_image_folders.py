@@ -11,7 +11,7 @@ from torch import nn
 
 import fedcsd as package
 from fedcsd.data import load
-from fedcsd.errors import UserError
+from fedcsd.errors import Note, UserError
 from sources.files import nothing_half_written, pictures
 
 
@@ -153,6 +153,46 @@ def test_a_corrupt_image(tmp_path: Path, own_cache: Path) -> None:
 def test_a_folder_with_one_class(tmp_path: Path) -> None:
     image_tree(tmp_path / "pets", {"": 10}, classes=("cat",))
     with pytest.raises(UserError, match=r"holds one class only \(cat\)"):
+        load(str(tmp_path / "pets"))
+
+
+def test_folders_without_an_image_are_told(tmp_path: Path) -> None:
+    image_tree(tmp_path / "pets", {"": 10})
+    (tmp_path / "pets/.hidden").mkdir()
+    (tmp_path / "pets/cat/thumbs").mkdir()
+    (tmp_path / "pets/ox").mkdir()
+    (tmp_path / "pets/ox/notes.txt").write_text("no image")
+    for _ in range(2):  # of decoded data too
+        with pytest.warns(
+            Note, match="pets: the folder ox holds no image that can be read, and is left out$"
+        ):
+            assert load(str(tmp_path / "pets")).classes == 2
+    for name in "abc":
+        (tmp_path / "pets" / name).mkdir()
+    with pytest.warns(
+        Note, match="the folders a, b, c and 1 more hold no image that can be read, and are left"
+    ):
+        load(str(tmp_path / "pets"))
+
+
+def test_one_class_beside_folders_without_an_image(tmp_path: Path) -> None:
+    image_tree(tmp_path / "pets", {"": 10}, classes=("cat",))
+    (tmp_path / "pets/dog").mkdir()
+    (tmp_path / "pets/dog/a.txt").write_text("no image")
+    with pytest.raises(UserError, match=r"holds one class only \(cat\) and the folder dog holds no image: "):
+        load(str(tmp_path / "pets"))
+
+
+def test_folders_without_an_image_in_domains(tmp_path: Path) -> None:
+    image_tree(tmp_path / "pets", {"a": 10, "b": 10})
+    image_tree(tmp_path / "pets", {"c": 10}, classes=("cat",))
+    (tmp_path / "pets/c/dog").mkdir()  # a class that others have is not left out
+    (tmp_path / "pets/b/ox").mkdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Note)
+        assert load(str(tmp_path / "pets"), {"classes": "cat,dog,ox"}).classes == 3
+    (tmp_path / "pets/d/cat").mkdir(parents=True)
+    with pytest.warns(Note, match="the folders b/ox, d hold no image that can be read, and are left out"):
         load(str(tmp_path / "pets"))
 
 

@@ -1,19 +1,23 @@
 """A data set in memory: images as they were given, turned into numbers for a model batch by batch."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
+from math import ceil
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fedcsd import seeds
 from fedcsd.errors import UserError, note
 
 Array = np.ndarray[Any, Any]
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
+FAR = 30
+"""Standardised input hardly reaches so far from 0."""
 
 
 @dataclass(frozen=True)
@@ -73,20 +77,30 @@ class Dataset:
         cls,
         x_train: Any,
         y_train: Any,
-        x_test: Any,
-        y_test: Any,
+        x_test: Any = None,
+        y_test: Any = None,
         *,
         name: str = "arrays",
         classes: int | None = None,
         largest: int = 255,
         groups: Groups | None = None,
+        test: float = 0.2,
         key: str = "",
     ) -> "Dataset":
         """A data set from arrays, checked. uint8 images are standardised per channel with the
-        training data's mean and deviation; `largest` is their largest possible value."""
-        x_train, x_test = (_images(x, n) for x, n in ((x_train, "x_train"), (x_test, "x_test")))
-        y_train, y_test = (_labels(y, n) for y, n in ((y_train, "y_train"), (y_test, "y_test")))
-        _check(name, x_train, y_train, x_test, y_test)
+        training data's mean and deviation; `largest` is their largest possible value. Without test
+        data a seeded share `test` of the training data is set aside, and its groups with it."""
+        x_train, y_train = _images(x_train, "x_train"), _labels(y_train, "y_train")
+        _check(name, x_train, y_train, "train")
+        if aside := x_test is None and y_test is None:
+            here, there = _set_aside(len(y_train), test)
+            if groups:
+                groups = replace(groups, train=groups.train[here], test=groups.train[there])
+            x_train, y_train, x_test, y_test = x_train[here], y_train[here], x_train[there], y_train[there]
+        else:
+            x_test, y_test = _images(x_test, "x_test"), _labels(y_test, "y_test")
+        _check(name, x_test, y_test, "test")
+        _check_alike(name, x_train, x_test)
         found, least = int(max(y_train.max(), y_test.max())) + 1, int(min(y_train.min(), y_test.min()))
         given = classes is not None
         if not given:
@@ -96,11 +110,13 @@ class Dataset:
             raise UserError(f"{name}: labels must lie in 0..{classes - 1}; found {least}..{found - 1}")
         lacking = sorted(set(np.unique(y_test).tolist()) - set(np.unique(y_train).tolist()))
         if lacking and not given:
-            raise UserError(f"{name}: the test data has class {lacking[0]}, which the training data lacks")
+            which = "test data that was set aside" if aside else "test data"
+            raise UserError(f"{name}: the {which} has class {lacking[0]}, which the training data lacks")
         if classes < 2:
             raise UserError(f"{name}: all labels are 0; classification needs at least two classes")
         if not given:
             tell_gaps(name, y_train, y_test, classes)
+        _tell_range(name, x_train)
         scale, shift = _standardise(x_train, largest) if x_train.dtype == np.uint8 else (None, None)
         a, b, c, d = (torch.from_numpy(np.ascontiguousarray(x)) for x in (x_train, y_train, x_test, y_test))
         return cls(name, a, b, c, d, classes, scale, shift, groups, key=key)
@@ -193,16 +209,17 @@ def from_python(data: Any) -> Dataset:
     if isinstance(data, Dataset):
         return data
     if isinstance(data, dict):
-        if missing := [name for name in ARRAYS if name not in data]:
-            raise UserError(f"the data lacks {', '.join(missing)}: give {', '.join(ARRAYS)}")
-        return Dataset.of_arrays(*(data[name] for name in ARRAYS))
+        check_names("the data", data)
+        return Dataset.of_arrays(*(data.get(name) for name in ARRAYS))
     if isinstance(data, (tuple, list)) and len(data) == 4:
+        return Dataset.of_arrays(*data)
+    if isinstance(data, (tuple, list)) and len(data) == 2 and all(hasattr(d, "__array__") for d in data):
         return Dataset.of_arrays(*data)
     if isinstance(data, (tuple, list)) and len(data) == 2 and all(map(_is_dataset, data)):
         return Dataset.of_arrays(*_columns(data[0]), *_columns(data[1]))
     inside = ", ".join(type(d).__name__ for d in data[:8]) if isinstance(data, (tuple, list)) else ""
     raise UserError(
-        f"data must be a name, a path, the four arrays ({', '.join(ARRAYS)}), or a training and a test torch Dataset; "
+        f"data must be a name, a path, the two or four arrays ({', '.join(ARRAYS)}), or a training and a test torch Dataset; "
         f"not a {type(data).__name__}{inside and f' of {inside}'}"
     )
 
@@ -223,13 +240,39 @@ def _columns(dataset: Any) -> tuple[Array, Array]:
         ) from None
 
 
-def _check(name: str, x_train: Array, y_train: Array, x_test: Array, y_test: Array) -> None:
-    for x, y, part in ((x_train, y_train, "train"), (x_test, y_test, "test")):
-        if len(x) != len(y) or not len(x):
-            raise UserError(
-                f"{name}: x_{part} has {len(x)} samples and y_{part} {len(y)}; "
-                "both must have the same number, at least 1"
-            )
+def check_names(what: str, there: Iterable[str]) -> None:
+    """Arrays by name: x_train and y_train, and x_test and y_test or neither."""
+    names = [str(name) for name in there]
+    needed = ARRAYS if {"x_test", "y_test"} & set(names) else ARRAYS[:2]
+    if missing := [name for name in needed if name not in names]:
+        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+        raise UserError(
+            f"{what} lacks {', '.join(missing)}: it has {', '.join(names[:8]) or 'no arrays'}{more}; it needs "
+            "x_train and y_train, and x_test and y_test if test data is not to be set aside from them"
+        )
+
+
+def check_share(test: float) -> None:
+    if not 0 < test < 1:
+        raise UserError(f"data.test must be between 0 and 1, not {test:g}")
+
+
+def _set_aside(samples: int, test: float) -> tuple[Array, Array]:
+    """Rows to train on, and a seeded share of all to test on."""
+    check_share(test)
+    order, cut = seeds.rng(0, "test split").permutation(samples), ceil(test * samples)
+    return np.sort(order[cut:]), np.sort(order[:cut])
+
+
+def _check(name: str, x: Array, y: Array, part: str) -> None:
+    if len(x) != len(y) or not len(x):
+        raise UserError(
+            f"{name}: x_{part} has {len(x)} samples and y_{part} {len(y)}; "
+            "both must have the same number, at least 1"
+        )
+
+
+def _check_alike(name: str, x_train: Array, x_test: Array) -> None:
     if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
         raise UserError(
             f"{name}: x_train {_kind(x_train)} and x_test {_kind(x_test)} must have the same shape and type"
@@ -269,11 +312,19 @@ def _labels(given: Any, name: str) -> Array:
         y = y[:, 0]
     if y.dtype == bool:
         y = y.astype(np.int64)
-    if y.ndim != 1 or not (
-        np.issubdtype(y.dtype, np.integer) or np.array_equal(y, np.round(y) if y.dtype.kind == "f" else [])
-    ):
+    must = f"{name} must be [N] whole numbers from 0, the classes"
+    if y.dtype.kind in "US" or (y.dtype.kind == "O" and any(isinstance(v, str) for v in y.flat)):
         raise UserError(
-            f"{name} must be [N] whole numbers from 0, the classes; it is {y.dtype} of shape {list(y.shape)}"
+            f"{must}; it holds text: number the labels of training and test data together with "
+            "numpy.unique(y, return_inverse=True)[1]"
+        )
+    if y.ndim != 1 or y.dtype.kind not in "iuf":
+        raise UserError(f"{must}; it is {y.dtype} of shape {list(y.shape)}")
+    broken = np.flatnonzero(~np.isfinite(y) | (y != np.round(y)))
+    if len(broken):
+        raise UserError(
+            f"{must}; {len(broken)} of its numbers are not whole (the first is {y[broken[0]]:g}, of sample "
+            f"{broken[0]}): 2.0 is accepted, 2.5 is not"
         )
     return y.astype(np.int64)
 
@@ -295,6 +346,19 @@ def tell_gaps(name: str, y_train: Array, y_test: Array, classes: int) -> None:
         have = "has" if lacking == 1 else "have"
         note(
             f"{name}: {lacking} of the {classes} classes {have} no samples: labels should count from 0 without gaps"
+        )
+
+
+def _tell_range(name: str, x: Array) -> None:
+    """Say where floating-point training data is far from what trains well: often bytes that were cast."""
+    least, most = (float(x.min()), float(x.max())) if x.dtype.kind == "f" and x.size else (0.0, 0.0)
+    if max(-least, most) > FAR:
+        cure = "give bytes (uint8), which are scaled and standardised, or divide by 255"
+        if least < 0 or most > 255:
+            cure = "standardise them to mean 0 and deviation 1"
+        note(
+            f"{name}: the floating-point numbers of x_train reach {most if most > -least else least:g} and are "
+            f"used as they are, which may train badly: {cure}"
         )
 
 

@@ -13,7 +13,7 @@ import torch
 
 from fedcsd import seeds
 from fedcsd.data.cache import cached, content_key
-from fedcsd.data.dataset import Dataset, Groups, numbered
+from fedcsd.data.dataset import Dataset, Groups, check_share, numbered
 from fedcsd.data.decode import decode
 from fedcsd.errors import UserError, note
 
@@ -33,15 +33,12 @@ def image_folder(
                 if below 1, else a number
     classes     the names of all classes in order, A,B,…, where the folder need not have them all
     """
-    if not 0 < test < 1:
-        raise UserError(f"data.test must be between 0 and 1, not {test:g}")
-    files, parts = by_split(path, *_found(path))
+    check_share(test)
+    files, places = _found(path)
+    files, parts = by_split(path, files, places)
     known, labels = _labelled(path, [p[-2] for p in parts], classes)
     domains, groups = numbered([p[0] if len(p) == 3 else path.name for p in parts])
-    if len(known) < 2:
-        raise UserError(
-            f"{path} holds one class only ({known[0]}): classification needs at least two folders of images"
-        )
+    _tell_empty(path, places, known)
     options = {"size": size, "test": test, "pool": train_pool, "paths": ["/".join(p[:-1]) for p in parts]}
     options |= {"classes": classes} if classes else {}
     key = content_key(files, {**options, "kind": "folder"})
@@ -97,6 +94,27 @@ def _labelled(path: Path, folders: list[str], classes: str) -> tuple[list[str], 
     if strange := sorted(set(folders) - set(known)):
         raise UserError(f"{path} has a folder {strange[0]}, which is none of the classes {', '.join(known)}")
     return known, np.array([known.index(name) for name in folders], dtype=np.int64)
+
+
+def _tell_empty(path: Path, places: list[tuple[str, ...]], known: list[str]) -> None:
+    """Say which folders in the place of a class or a domain are left out, since no image is in them; refuse one
+    class alone. A class that has images elsewhere, or was given, is none of them."""
+    having = {p[:depth] for p in places for depth in range(1, len(p))}
+    around = [(), *(h for h in having if len(h) < len(places[0]) - 1)]
+    below = [(*a, f.name) for a in around for f in path.joinpath(*a).iterdir() if f.is_dir()]
+    empty = sorted(
+        "/".join(b) for b in set(below) - having if not b[-1].startswith(".") and b[-1] not in known
+    )
+    more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
+    one = len(empty) == 1
+    said = f"the folder{'' if one else 's'} {', '.join(empty[:3])}{more} hold{'s' if one else ''} no image"
+    if len(known) < 2:
+        raise UserError(
+            f"{path} holds one class only ({known[0]}){f' and {said}' if empty else ''}: classification needs at "
+            "least two folders of images"
+        )
+    if empty:
+        note(f"{path}: {said} that can be read, and {'is' if one else 'are'} left out")
 
 
 def by_split(

@@ -1,4 +1,4 @@
-"""NumPy archives: `x_train, y_train, x_test, y_test`, and what else is known of the samples."""
+"""NumPy archives: `x_train, y_train`, test data beside them or not, and what else is known of the samples."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,28 +6,30 @@ from typing import Any
 
 import numpy as np
 
-from fedcsd.data.dataset import ARRAYS, Dataset, Groups, group
+from fedcsd.data.dataset import ARRAYS, Dataset, Groups, check_names, check_share, group
 from fedcsd.data.partition import UNREADABLE
 from fedcsd.errors import UserError
 
 
-def npz(path: Path, *, client: str = "client", classes: int = 0) -> Dataset:
-    """An .npz file with x_train, y_train, x_test, y_test.
+def npz(path: Path, *, client: str = "client", test: float = 0.2, classes: int = 0) -> Dataset:
+    """An .npz file with x_train and y_train, and x_test and y_test where test data is given.
 
     client   an array with the client of each training sample, for `--partition column`, if there is one;
              with `_test` behind its name, of each test sample
+    test     the share that is set aside as test data where there is none
     classes  how many there are, where the file need not have them all
     """
+    check_share(test)
     try:
         with np.load(path, allow_pickle=False) as file:
-            if missing := [name for name in ARRAYS if name not in file]:
-                raise UserError(f"{path} lacks {', '.join(missing)}: it needs {', '.join(ARRAYS)}")
+            check_names(str(path), file.files)
             if client not in file and client != "client":
                 raise UserError(
                     f"{path} has no array {client!r}, which data.client names: it has {', '.join(file.files)}"
                 )
-            more = [name for name in ("classes", client, f"{client}_test") if name in file]
-            found = {name: _plain(file, name, path) for name in (*ARRAYS, *more)}
+            tested = [f"{client}_test"] if "x_test" in file else []
+            wanted = [name for name in (*ARRAYS, "classes", client, *tested) if name in file]
+            found = {name: _plain(file, name, path) for name in wanted}
     except UNREADABLE:
         raise UserError(
             f"cannot read {path}: it is not an .npz archive of plain arrays, as numpy.savez writes it"
@@ -35,13 +37,14 @@ def npz(path: Path, *, client: str = "client", classes: int = 0) -> Dataset:
     number = found.get("classes", np.array(0))
     if number.size != 1 or number.dtype.kind not in "iuf":
         raise UserError(f"{path}: classes must be one whole number, how many classes there are")
-    arrays = [found[name] for name in ARRAYS]
+    arrays = [found.get(name) for name in ARRAYS]
     columns = {name: found[name] for name in (client, f"{client}_test") if name in found}
     return Dataset.of_arrays(
         *arrays,
         name=path.stem,
         classes=classes or int(number.item()) or None,
-        groups=_groups(columns, client, arrays),
+        groups=_groups(columns, client, found),
+        test=test,
     )
 
 
@@ -55,11 +58,11 @@ def _plain(file: Any, name: str, path: Path) -> np.ndarray:
         ) from None
 
 
-def _groups(columns: dict[str, np.ndarray], client: str, arrays: list[np.ndarray]) -> Groups | None:
+def _groups(columns: dict[str, np.ndarray], client: str, found: dict[str, np.ndarray]) -> Groups | None:
     if client not in columns:
         return None
-    samples = {client: len(arrays[1]), f"{client}_test": len(arrays[3])}
-    train, *test = [_names(column, name, samples[name]) for name, column in columns.items()]
+    labels = {client: "y_train", f"{client}_test": "y_test"}
+    train, *test = [_names(column, name, len(found[labels[name]])) for name, column in columns.items()]
     return replace(group({"train": train, "test": test[0] if test else []}), array=client)
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedcsd import seeds
 from fedcsd.data.cache import cached, content_key
-from fedcsd.data.dataset import Dataset, Groups, group, tell_gaps
+from fedcsd.data.dataset import Dataset, check_share, group, tell_gaps
 from fedcsd.data.decode import decode
 from fedcsd.errors import UserError, unknown
 
@@ -60,8 +59,7 @@ def parquet(
     test           the share that is set aside as test data where there is no test file
     classes        how many there are, where the files need not have them all
     """
-    if not 0 < test < 1:
-        raise UserError(f"data.test must be between 0 and 1, not {test:g}")
+    check_share(test)
     files = split_files(path)
     if not files["train"]:
         raise UserError(f"{path} holds no .parquet files with training data")
@@ -112,16 +110,9 @@ def _decode(
             names = [str(v) for t in parts for v in t[client].to_pylist()]
             who[split] = [names[i] for i in kept]
     groups = group(who) if client else None
-    if "test" in x:
-        arrays = (x["train"], y["train"], x["test"], y["test"])
-        return Dataset.of_arrays(*arrays, name=title, classes=classes or keep_labels or None, groups=groups)
-    order = torch.from_numpy(seeds.rng(0, "test split").permutation(len(y["train"])))
-    cut = int(np.ceil(test * len(order)))
-    there, here = order[:cut].sort().values, order[cut:].sort().values
-    if groups:
-        groups = Groups(groups.names, groups.train[here], groups.train[there])
-    arrays = (x["train"][here], y["train"][here], x["train"][there], y["train"][there])
-    return Dataset.of_arrays(*arrays, name=title, classes=classes or keep_labels or None, groups=groups)
+    arrays = (x["train"], y["train"], x.get("test"), y.get("test"))
+    number = classes or keep_labels or None
+    return Dataset.of_arrays(*arrays, name=title, classes=number, groups=groups, test=test)
 
 
 def _read(path: Path) -> Any:
