@@ -15,7 +15,7 @@ from fedcsd.config import IRRELEVANT, TABLES, Settings, build, layered, native, 
 from fedcsd.errors import RunStopped, UserError
 from fedcsd.experiments import config_of, folder_of, make_method, method_of, prepare, split_objects
 from fedcsd.federation import Experiment, Watch
-from fedcsd.jobs import Job, Run, attempt, begin, load_run, take_up
+from fedcsd.jobs import Job, Run, attempt, begin, load_run, take_up, without_advice
 from fedcsd.methods import Method, methods
 from fedcsd.methods._partly_local import PartlyLocal
 from fedcsd.naming import free, labelled, method_table, short
@@ -308,7 +308,7 @@ def _train_all(
             runs[cell.label].append(attempt(job, watch))
     except (KeyboardInterrupt, RunStopped) as error:
         if cell.path:
-            what = str(error).partition("; go on with:")[0]
+            what = without_advice(error)
             where = f"{cell.label}, seed {cell.seed}" + (f": {what}" if what else "")
             error.args = (f"{where}; the same command again (without --overwrite) goes on from there",)
         raise

@@ -1,8 +1,8 @@
 """What a server asks, what clients answer, and what of it must really be sent."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -64,7 +64,13 @@ class Reply:
 
     @property
     def weights(self) -> Weights:
-        return cast(Weights, self.values["weights"])
+        found = self.values.get("weights")
+        if not isinstance(found, Weights):
+            kind = "there are none" if found is None else f"they are a {type(found).__name__}"
+            raise TypeError(
+                f"the weights of a reply must be weights, as client.train returns them, or weights.like(flat); {kind}"
+            )
+        return found
 
     def __getitem__(self, name: str) -> Any:
         return self.values[name]
@@ -78,6 +84,26 @@ def merge(notes: Iterable[Notes]) -> dict[str, float]:
             before = sums.get(name, (0.0, 0.0))
             sums[name] = (before[0] + total, before[1] + count)
     return {name: total / count for name, (total, count) in sums.items() if count}
+
+
+@dataclass
+class Tally:
+    """What a round's exchanges cost and measured."""
+
+    bytes_down: int = 0
+    bytes_up: int = 0
+    notes: list[Notes] = field(default_factory=list)
+    failed: set[int] = field(default_factory=set)
+    left_out: dict[int, str] = field(default_factory=dict)
+    asked: bool = False
+    open: str = ""
+    """the request whose replies are being read"""
+    reading: Iterator[Reply] | None = None
+
+    def close(self) -> None:
+        """Nobody reads on: let the backend know now, and not when the last traceback is forgotten."""
+        if isinstance(self.reading, Generator):
+            self.reading.close()
 
 
 class Ledger:

@@ -3,8 +3,8 @@
 import math
 import time
 import traceback
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
@@ -18,10 +18,12 @@ from fedcsd.data import Dataset
 from fedcsd.data.alike import DOMAINS, Alike
 from fedcsd.data.partition import Rows
 from fedcsd.errors import Diverged, MethodFailed, RunStopped, UserError
-from fedcsd.exchange import Ledger, Notes, Reply, Request, merge
+from fedcsd.exchange import Ledger, Reply, Request, Tally, merge
 from fedcsd.methods import Method, Server
+from fedcsd.methods._own import is_own, note_if_same
 from fedcsd.models import Factory
 from fedcsd.models.network import Network
+from fedcsd.own import check_call
 from fedcsd.packing import check_kinds, finite
 from fedcsd.site import Site
 from fedcsd.states import MemoryStates, States
@@ -107,26 +109,6 @@ def failing(settings: Settings, round: int) -> set[int]:
     return {int(k) for k in np.flatnonzero(chances < settings.dropout)}
 
 
-@dataclass
-class Tally:
-    """What a round's exchanges cost and measured."""
-
-    bytes_down: int = 0
-    bytes_up: int = 0
-    notes: list[Notes] = field(default_factory=list)
-    failed: set[int] = field(default_factory=set)
-    left_out: dict[int, str] = field(default_factory=dict)
-    asked: bool = False
-    open: str = ""
-    """the request whose replies are being read"""
-    reading: Iterator[Reply] | None = None
-
-    def close(self) -> None:
-        """Nobody reads on: let the backend know now, and not when the last traceback is forgotten."""
-        if isinstance(self.reading, Generator):
-            self.reading.close()
-
-
 def spread(name: str, accuracies: Sequence[float]) -> Record:
     """Mean, worst decile and standard deviation over clients."""
     if not accuracies:
@@ -176,12 +158,17 @@ class Federation:
         self.watch = watch or Watch()
         self.round = 0  # rounds done
         self.record: Record = {}  # of the last one
-        self._method_s("start", self.server)
+        self._method_s("start", server=self.server)
 
-    def _method_s(self, part: str, *arguments: Any) -> None:
+    def _method_s(self, part: str, **arguments: Any) -> None:
         """Run a part of the method's server half; a mistake in it is told with its place."""
+        function = getattr(self.experiment.method, part)
         try:
-            getattr(self.experiment.method, part)(*arguments)
+            try:
+                function(*arguments.values())
+            except TypeError:
+                check_call(function, arguments)
+                raise
         except (RunStopped, UserError):
             raise
         except Exception as error:
@@ -201,7 +188,7 @@ class Federation:
         return record
 
     def _step(self) -> Record:
-        began = time.perf_counter()
+        began, before = time.perf_counter(), self.server.weights
         drawn, fail = self.drawn(), failing(self.settings, self.round)
         # Largest client first keeps the lanes evenly busy; it is also the order of all sums.
         clients = sorted(drawn, key=lambda k: (-len(self.experiment.parts[k]), k))
@@ -212,7 +199,7 @@ class Federation:
             with seeds.kept(cuda=cuda):
                 seeds.start(seeds.torch_seed(self.settings.seed, "server", self.round), cuda=cuda)
                 try:
-                    self._method_s("round", self.server, self._asker(clients, tally))
+                    self._method_s("round", server=self.server, ask=self._asker(clients, tally))
                 finally:
                     tally.close()
             if tally.open:
@@ -226,6 +213,8 @@ class Federation:
         took_part = [k for k in clients if k not in tally.left_out and k not in tally.failed]
         for client in took_part:
             self.ledger.took_part(self.round, client)
+        if not self.round and took_part:
+            note_if_same(self.experiment.method, before, self.server.weights)
         local = [
             total / count
             for some in tally.notes
@@ -355,7 +344,8 @@ class Federation:
 
     def _diverged(self, reply: Reply) -> None:
         if self.settings.on_divergence == "stop":
-            raise self._divergence(reply.problem, "leave such clients out (--on-divergence skip)")
+            own = "see whether the method's own loss gives NaN, or " * is_own(type(self.experiment.method))
+            raise self._divergence(reply.problem, f"{own}leave such clients out (--on-divergence skip)")
 
     def _divergence(self, problem: str, instead: str) -> Diverged:
         lower = f"lower the learning rate (--lr, now {self.settings.lr:g})"

@@ -1,6 +1,7 @@
 """Runs from begin to end: start, train, stop, and take up again what was cut off."""
 
 import math
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -17,7 +18,7 @@ from fedcsd.analysis.summary import summarise
 from fedcsd.began import MOVABLE, changed_code, check_same, check_there, facts_of, move
 from fedcsd.config import layered, native
 from fedcsd.data.partition import counts_of
-from fedcsd.errors import Diverged, Divergence, RunStopped, UserError, note
+from fedcsd.errors import Diverged, Divergence, MethodFailed, RunStopped, UserError, note
 from fedcsd.experiments import config_of, folder_of, prepare, split_objects
 from fedcsd.federation import Experiment, Federation, Record, Watch
 from fedcsd.methods import Method
@@ -344,7 +345,13 @@ def _with_saved(error: BaseException, directory: RunDirectory | None) -> str:
         return message
     saved = progress(directory)
     change = " --lr …" if isinstance(error, Diverged) else ""
-    return "; ".join(filter(None, (message, saved, f"go on with: {directory.again}{change}")))
+    how = "mend it, then" if isinstance(error, MethodFailed) else "go on with"
+    return "; ".join(filter(None, (message, saved, f"{how}: {directory.again}{change}")))
+
+
+def without_advice(error: BaseException) -> str:
+    """What `_with_saved` made, less how to go on: for where that is another command."""
+    return re.split("; (?:mend it, then|go on with): ", str(error))[0]
 
 
 def _finish(job: Job, weights: Weights, how: Mapping[str, Any]) -> Run:

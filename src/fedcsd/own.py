@@ -1,9 +1,10 @@
 """Code that others wrote, in a file or in a module: as what it is imported, and how its versions are told apart."""
 
+import inspect
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -87,6 +88,24 @@ def _in_short(error: BaseException) -> str:
     lines = str(error).splitlines()
     text = f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ") + place
     return f"{text}: write @dataclass(frozen=True)" if "cannot inherit non-frozen dataclass" in text else text
+
+
+def check_call(function: Callable[..., Any], given: Iterable[str], named: Iterable[str] = ()) -> None:
+    """For a call that failed: refuse a function that does not take these arguments, and say which it takes."""
+    plain, name = inspect.unwrap(getattr(function, "__func__", function)), getattr(function, "__name__", "it")
+    given, named = [*["self"] * inspect.ismethod(function), *given], dict.fromkeys(named)
+    try:
+        signature = inspect.signature(plain)
+    except (TypeError, ValueError):
+        return  # nothing is known of it
+    try:
+        signature.bind(*given, **named)
+    except TypeError:
+        code = getattr(plain, "__code__", None)
+        place = f" in {Path(code.co_filename).name}, line {code.co_firstlineno}" if code else ""
+        called = ", ".join([*given, *(f"{key}=…" for key in named)])
+        own = ", ".join(str(p.replace(annotation=p.empty)) for p in signature.parameters.values())
+        raise TypeError(f"{name} is called as {name}({called}), but it is {name}({own}){place}") from None
 
 
 def digest_of_source(thing: Callable[..., Any], file: Path | None) -> str:

@@ -25,6 +25,7 @@ from fedcsd.exchange import Reply, Request
 from fedcsd.kernels.vectors import cross_entropy, look_up
 from fedcsd.models import Factory
 from fedcsd.models.network import Network, Outputs, concatenated
+from fedcsd.own import check_call
 from fedcsd.packing import check_kinds
 from fedcsd.training import Client, Engine, Observer
 from fedcsd.weights import Values, Weights
@@ -210,10 +211,14 @@ class Site:
         client = Client(self, number, request.round, dict(state))
         client.engine = engine or self.engine
         self.seed(client._torch_seed(f"function {request.function}"))
+        function = getattr(self.method, request.function)
         try:
-            values = getattr(self.method, request.function)(client, **request.values)
+            values = function(client, **request.values)
         except Diverged as error:
             return Reply(number, client.samples, notes=client.notes, state=state, problem=str(error))
+        except TypeError:
+            check_call(function, ["client"], request.values)
+            raise
         if not isinstance(values, Mapping):
             raise TypeError(
                 f"{request.function} must return a dict of values; it returned a {type(values).__name__}"

@@ -18,6 +18,7 @@ from fedcsd.errors import Diverged
 from fedcsd.exchange import Notes, own_name
 from fedcsd.models.network import Outputs, concatenated
 from fedcsd.objectives import kl_divergence
+from fedcsd.own import check_call
 from fedcsd.sgd import Gradient, with_given
 from fedcsd.weights import Weights, moved
 
@@ -165,7 +166,11 @@ class Client:
             seed=seed,
             observed=observed,
         )
-        trained = self.engine.train(task)
+        try:
+            trained = self.engine.train(task)
+        except TypeError:
+            check_call(loss, ["batch"])
+            raise
         if trained.diverged:
             raise Diverged(f"client {self.number}: {trained.diverged}")
         for what, total in trained.sums.items():

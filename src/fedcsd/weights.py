@@ -136,10 +136,12 @@ class Weights:
 
     def like(self, flat: Tensor) -> "Weights":
         """New weights of the same layout."""
+        _check_shape("like", flat, self.flat, "all numbers, as weights.flat has them")
         return Weights(self.layout, flat)
 
     def with_parameters(self, parameters: Tensor) -> "Weights":
         """New weights: these trainable parameters, everything else as here."""
+        _check_shape("with_parameters", parameters, self.parameters, "those of weights.parameters")
         return self.like(torch.cat([parameters.to(self.flat.dtype), self.others]))
 
     def replaced(self, mask: Tensor, values: Tensor) -> "Weights":
@@ -147,6 +149,12 @@ class Weights:
         flat = self.flat.clone()
         flat[mask] = values.to(flat.dtype)
         return self.like(flat)
+
+
+def _check_shape(function: str, given: Tensor, wanted: Tensor, what: str) -> None:
+    if not isinstance(given, Tensor) or given.shape != wanted.shape:
+        found = list(given.shape) if isinstance(given, Tensor) else f"a {type(given).__name__}"
+        raise ValueError(f"{function} takes a tensor {list(wanted.shape)}, {what}; it was given {found}")
 
 
 PIECE = 1 << 16  # numbers at a time on a CPU: in float64 they have room near the processor

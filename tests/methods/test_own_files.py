@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import tomllib
+import warnings
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,40 @@ def test_mistakes_in_a_file_get_one_line(name: str) -> None:
     if "cannot be imported" in str(caught.value):
         assert {m for m in set(sys.modules) - before if "lab" not in m} == set()
         assert "lab" in name or sys.path == path
+
+
+NEAR = (
+    HEAD
+    + """
+class A(fedcsd.FedAvg):
+    def {name}(self, batch):
+        return batch.cross_entropy
+    {rest}
+"""
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "rest", "meant"),
+    [
+        ("los", "", "loss"),
+        ("trian", "", "train"),
+        ("Round", "", "round"),
+        ("los", "def loss(self, batch): return 1", ""),  # it has the real one
+        ("losses", "def start(self, server): self.losses(1)", ""),  # it is called
+        ("_los", "", ""),
+        ("count", "", ""),
+    ],
+)
+def test_a_function_that_nearly_has_the_name_of_one_of_ours_is_noted(
+    name: str, rest: str, meant: str
+) -> None:
+    write("near.py", NEAR.format(name=name, rest=rest))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        make_method(method_table("near.py:A"))
+    told = [str(w.message) for w in said if w.category is Note]
+    assert told == ([f"A.{name}() overrides nothing: did you mean {meant}()?"] if meant else [])
 
 
 def changed_run() -> None:

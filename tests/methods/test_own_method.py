@@ -1,6 +1,5 @@
 """A new method is one small class: here one with server state, client state and a gradient of its own."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -171,91 +170,6 @@ def test_two_trainings_of_a_client_in_a_round_see_different_batches() -> None:
     first, second = (client.train(experiment.weights, FedAvg().loss)["weights"].flat for _ in range(2))
     assert not torch.equal(first, second)
     assert client.notes["train_loss"][1] == 2 * 2 * client.samples
-
-
-class Bad(FedAvg):
-    kind: str = ""
-
-    def __init__(self, kind: str):
-        object.__setattr__(self, "kind", kind)
-
-    def round(self, server: Server, ask: Ask) -> None:
-        if self.kind == "misspelt":
-            list(ask(self.trian, weights=server.weights))
-        elif self.kind == "text":
-            server.note = "x"
-        elif self.kind == "tensor":
-            server.weights = weighted_mean(ask(self.train, weights=server.weights)).flat
-        elif self.kind == "unread":
-            ask(self.train, weights=server.weights)
-        elif self.kind == "zip":
-            list(
-                zip(
-                    ask(self.train, weights=server.weights),
-                    ask(self.train, weights=server.weights),
-                    strict=True,
-                )
-            )
-        elif self.kind == "sent":
-            list(ask(self.train, weights=server.weights, how="fast"))
-        elif self.kind == "argument":
-            list(ask(self.train, wieghts=server.weights))
-        elif self.kind == "lambda":
-            list(ask(lambda client: {}))
-        else:
-            super().round(server, ask)
-
-    def train(self, client: Client, weights: Weights) -> Values:
-        if self.kind == "lost":
-            return client.train(weights, self.loss, gradient=lambda w, g: g + 100 * w)
-        loss = {"measure": self.measured, "each": self.each}.get(self.kind, self.loss)
-        result = client.train(weights, loss)
-        if self.kind == "nothing":
-            return None
-        if self.kind == "library":
-            return json.loads("{")
-        if self.kind == "silent":
-            raise AssertionError
-        if self.kind == "array":
-            return {**result, "x": [1, 2]}
-        if self.kind == "state":
-            client.state["x"] = "text"
-        return result
-
-    def each(self, batch):
-        return batch.logits.log_softmax(1)
-
-    def measured(self, batch):
-        return self.loss(batch), {"mean": batch.logits.mean()}
-
-
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("unread", r"did not read all replies of ask\(self\.train"),
-        ("zip", r"read all replies of ask\(self\.train, …\) before asking again"),
-        ("lambda", "ask takes a function of the method itself"),
-        ("sent", r"a request's 'how' is a str: only weights.* \(test_own_method\.py, line \d+\)"),
-        ("argument", r"client \d failed: .*train\(\) got an unexpected keyword argument 'wieghts'\n"),
-        ("nothing", r"client \d failed: .*train must return a dict of values; it returned a NoneType\n"),
-        ("library", r"JSONDecodeError: .* \(test_own_method\.py, line \d+\)"),
-        ("silent", r"client \d failed: AssertionError \(test_own_method\.py, line \d+\)"),
-        ("array", r"client \d failed: TypeError: a reply's 'x' is a list: only weights, .*kept\n"),
-        ("state", r"client \d failed: TypeError: the state's 'x' is a str: only weights, .*kept\n"),
-        ("each", r"the loss is of shape \[\d+, \d+\]: .* or their mean \(test_own_method\.py, line \d+\)"),
-        ("lost", "gradient= must change the gradient in place"),
-        (
-            "misspelt",
-            r"the method's round\(\) failed: AttributeError: .*trian.* \(test_own_method\.py, line \d+\)",
-        ),
-        ("text", r"the method's round\(\) failed: TypeError: server\.note must be .* \(test_own_method\.py"),
-        ("tensor", r"server\.weights must be weights, .*; it is a Tensor \(test_own_method\.py"),
-        ("measure", r"the loss measures 'mean' as \[\]: give one number a sample"),
-    ],
-)
-def test_mistakes_in_a_method_are_named(kind: str, message: str) -> None:
-    with pytest.raises(MethodFailed, match=message):
-        run_once(Bad(kind))
 
 
 class Lost(FedAvg):

@@ -172,16 +172,23 @@ def batches(order: Tensor, size: int, network: Network) -> Iterator[Tensor]:
 def checked(batch: Batch, result: Tensor | tuple[Tensor, Measured]) -> tuple[Tensor, Measured]:
     """What a loss gave: one number a sample or their mean, and measurements of one number a sample."""
     value, measured = result if isinstance(result, tuple) else (result, {})
+    if not isinstance(value, Tensor):
+        raise TypeError(f"the loss must be a tensor; it is a {type(value).__name__}")
     if value.dim() and value.shape != batch.labels.shape:
         raise ValueError(
-            f"the loss is of shape {list(value.shape)}: it must be one number a sample, [B], or their mean"
+            f"the loss is of shape {list(value.shape)}: it must be one number a sample, here {list(batch.labels.shape)}, or their mean"
         )
     for name, values in measured.items():
         own_name(name)
         if values.shape != batch.labels.shape:
             raise ValueError(
-                f"the loss measures {name!r} as {list(values.shape)}: give one number a sample, [B]"
+                f"the loss measures {name!r} as {list(values.shape)}: give one number a sample, here {list(batch.labels.shape)}"
             )
+    if not value.requires_grad:
+        raise ValueError(
+            "the loss does not depend on the model's outputs: compute it from batch.logits or batch.features, "
+            "without detach() or no_grad()"
+        )
     return value, measured
 
 

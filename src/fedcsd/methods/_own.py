@@ -2,18 +2,24 @@
 
 import copyreg
 import inspect
+import re
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import fields
+from difflib import get_close_matches
 from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, get_origin, get_type_hints
 
-from fedcsd.errors import UserError, unknown
+import torch
+
+from fedcsd.errors import UserError, note, unknown
 from fedcsd.methods.base import Method
 from fedcsd.naming import parse
 from fedcsd.own import digest_of_source, imported, module_of
+from fedcsd.weights import Weights
 
 GROUP = "fedcsd.methods"
 
@@ -22,9 +28,9 @@ def find(name: str, built_in: Iterable[str]) -> type[Method]:
     """The method of a name that is not built in."""
     spec = parse(name)
     if spec.file:
-        return from_file(spec.file, spec.name)
+        return _looked_over(from_file(spec.file, spec.name))
     if spec.home:
-        return from_module(spec.home, spec.name)
+        return _looked_over(from_module(spec.home, spec.name))
     known = installed()
     if name in known:
         return from_entry(name, known[name])
@@ -164,6 +170,48 @@ def _check(method: type[Method]) -> None:
                 raise UserError(f"{name}.presets: {preset!r} sets {option!r}, which is no option of {name}")
     if "name" in method.__dataclass_fields__:
         raise UserError(f"an option of {name} cannot be called name: that is the method's own")
+
+
+def is_own(method: type[Method]) -> bool:
+    """Whether a method is somebody's own, and not one of this package."""
+    return not method.__module__.startswith("fedcsd.")
+
+
+def note_if_same(method: Method, before: Weights, after: Weights) -> None:
+    """To be called after a first round: a method of one's own may have forgotten to set the new model. One that is
+    personalised may mean to have none."""
+    kind = type(method)
+    if not is_own(kind) or kind.personal is not Method.personal:
+        return
+    if torch.equal(before.flat, after.flat.to(before.flat)):
+        note(
+            f"{kind.__name__}.round() left the global model as it was: set server.weights to new weights, "
+            "such as weighted_mean(replies)"
+        )
+
+
+def _looked_over(method: type[Method]) -> type[Method]:
+    """The method; functions that seem to be meant for another name are noted."""
+    classes = [c for c in method.__mro__ if issubclass(c, Method)]
+    own = {n for c in classes if is_own(c) for n in vars(c)}
+    ours = {n for c in classes if not is_own(c) for n, f in vars(c).items() if inspect.isfunction(f)}
+    open_ = {n.lower(): n for n in ours - own if not n.startswith("_")}
+    for c in filter(is_own, classes):
+        for name, function in vars(c).items():
+            if not inspect.isfunction(function) or name.startswith("_") or name in ours:
+                continue
+            near = get_close_matches(name.lower(), open_, n=1, cutoff=0.8)
+            if near and not _mentioned(name, c):
+                note(f"{c.__name__}.{name}() overrides nothing: did you mean {open_[near[0]]}()?")
+    return method
+
+
+def _mentioned(name: str, where: type) -> bool:
+    """Whether something is called `.name` in the file of a class."""
+    try:
+        return bool(re.search(rf"\.{name}\b", inspect.getsource(sys.modules[where.__module__])))
+    except (OSError, TypeError, KeyError):
+        return True  # there is no file to look in
 
 
 def digest(method: type[Method], name: str) -> str:

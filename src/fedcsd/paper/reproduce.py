@@ -11,7 +11,7 @@ from fedcsd.began import tell_old
 from fedcsd.errors import Busy, RunStopped, UserError, unknown
 from fedcsd.experiments import prepare
 from fedcsd.federation import Watch
-from fedcsd.jobs import attempt
+from fedcsd.jobs import attempt, without_advice
 from fedcsd.paper.exhibits import EXHIBITS, Exhibit, Point
 from fedcsd.paper.files import write
 from fedcsd.paper.plan import Filter, Planned, chosen, plan
@@ -99,11 +99,7 @@ def reproduce(
             if tables:
                 _write(_parts(EXHIBITS[name], runs, only or {}), choices, runs, out, None)
             left = len({run.path for run in [*todo[name], *later] if not run.ended})
-            said = (
-                str(error).partition("; go on with:")[0],
-                _runs(left),
-                "the same command goes on from here",
-            )
+            said = (without_advice(error), _runs(left), "the same command goes on from here")
             error.args = ("; ".join(filter(None, said)),)
             raise
     return made
