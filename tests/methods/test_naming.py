@@ -127,7 +127,7 @@ def test_lists_from_python_mix_names_and_objects() -> None:
         ],
         {"tau": 4},
     )
-    assert list(chosen) == ["fedcsd:m1", "FedCSD", "FedCSD-2", "fedcsd:mu=3", "FedAvg"]
+    assert list(chosen) == ["fedcsd:m1", "FedCSD:mu=1.0", "FedCSD:mu=2.0", "fedcsd:mu=3", "FedAvg"]
     assert chosen["fedcsd:m1"] == {"name": "fedcsd", "teacher": "global", "tau": 4}
     with pytest.raises(UserError, match="at least one method"):
         choices_of([], {})
