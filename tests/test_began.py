@@ -77,6 +77,9 @@ def test_something_else_is_refused(project: Path) -> None:
     np.savez(project / "data2.npz", **{**arrays, "x_train": arrays["x_train"] + 1})
     with pytest.raises(UserError, match="the data is not the data that"):
         package.resume(project / "cut", **{**both, "data": project / "data2.npz"})
+    np.savez(project / "data3.npz", **{**arrays, "x_train": arrays["x_train"][:, :4]})
+    with pytest.raises(UserError, match=r"data3.npz cannot be the data that .*cut was started with: "):
+        package.resume(project / "cut", **{**both, "data": project / "data3.npz"})
     assert (project / "cut/config.toml").read_text() == before
 
 

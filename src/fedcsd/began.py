@@ -127,6 +127,13 @@ def move(directory: RunDirectory, places: Mapping[str, str | Path]) -> None:
             now = ":".join((spec.full, *spec.parts)) if spec else located(str(place))
             _check_moved(directory.path, key, before, now)
             tables[key] = {**settings[key], "name": now}
-    _check_facts(prepare({**settings, **tables}, parts=directory.partition()), directory)
+    try:
+        experiment = prepare({**settings, **tables}, parts=directory.partition())
+    except UserError as error:
+        if "data" not in tables or not Path(tables["data"]["name"]).exists():
+            raise
+        other = f"{tables['data']['name']} cannot be the data that {directory.path} was started with"
+        raise UserError(f"{other}: {error}") from None
+    _check_facts(experiment, directory)
     with writing_to(directory.path, advice=""):
         write_whole(directory.path / "config.toml", tomli_w.dumps({**directory.config, **tables}).encode())
