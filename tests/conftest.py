@@ -12,7 +12,9 @@ import torch
 from forked import Forks
 from hypothesis import HealthCheck, settings
 
+from fedcsd.backends.local import LocalBackend
 from fedcsd.data import Dataset
+from fedcsd.exchange import Request
 from fedcsd.experiments import prepare
 from fedcsd.federation import Experiment
 
@@ -90,3 +92,16 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     skipped = [r for r in terminalreporter.stats.get("skipped", []) if NO_BROWSER in str(r.longrepr)]
     if skipped:
         terminalreporter.write_line(f"{len(skipped)} tests were left out for want of a browser: {NO_BROWSER}")
+
+
+def assert_found_by_workers(experiment: Experiment) -> None:
+    """Forked workers and those that share nothing with us train the same."""
+    request = Request(0, "train", {"weights": experiment.weights})
+    results = []
+    for start in ("fork", "spawn"):
+        backend = LocalBackend(experiment.site(), experiment.network.layout, 1, start)
+        try:
+            results.append([reply.weights.flat for reply in backend.ask(request, range(2), {})])
+        finally:
+            backend.close()
+    assert all(map(torch.equal, *results))

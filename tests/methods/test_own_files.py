@@ -8,13 +8,10 @@ import warnings
 from pathlib import Path
 
 import pytest
-import torch
-from conftest import small
+from conftest import assert_found_by_workers, small
 
 import fedcsd
-from fedcsd.backends.local import LocalBackend
 from fedcsd.errors import Note, UserError
-from fedcsd.exchange import Request
 from fedcsd.experiments import make_method
 from fedcsd.methods import methods
 from fedcsd.naming import method_table
@@ -93,15 +90,7 @@ def test_a_file_that_changed_is_read_again_and_one_that_did_not_is_not() -> None
 def test_spawned_workers_find_it() -> None:
     write("test.py", SCALED)
     experiment = small(make_method(method_table("test.py:by=0.5")))
-    request = Request(0, "train", {"weights": experiment.weights})
-    results = []
-    for start in ("fork", "spawn"):
-        backend = LocalBackend(experiment.site(), experiment.network.layout, 1, start)
-        try:
-            results.append([reply.weights.flat for reply in backend.ask(request, range(2), {})])
-        finally:
-            backend.close()
-    assert all(map(torch.equal, *results))
+    assert_found_by_workers(experiment)
 
 
 BAD = {

@@ -3,14 +3,11 @@
 from pathlib import Path
 
 import pytest
-import torch
-from conftest import Fedcsd, blobs
+from conftest import Fedcsd, assert_found_by_workers, blobs
 from test_runs import SMALL, same, stop_after
 
 import fedcsd as package
-from fedcsd.backends.local import LocalBackend
 from fedcsd.errors import Note, UserError
-from fedcsd.exchange import Request
 from fedcsd.experiments import prepare
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.models import find
@@ -137,15 +134,7 @@ def test_a_file_that_has_changed_is_told(nets: Path, tmp_path: Path) -> None:
 def test_workers_of_every_kind_find_it(nets: Path) -> None:
     values = {**SMALL, "data": "given from Python", "model": f"{nets}:net"}
     experiment = prepare(values, data=blobs(), method=FedAvg())
-    request = Request(0, "train", {"weights": experiment.weights})
-    results = []
-    for start in ("fork", "spawn"):
-        backend = LocalBackend(experiment.site(), experiment.network.layout, 1, start)
-        try:
-            results.append([reply.weights.flat for reply in backend.ask(request, range(2), {})])
-        finally:
-            backend.close()
-    assert all(map(torch.equal, *results))
+    assert_found_by_workers(experiment)
 
 
 def test_it_goes_to_the_sites_with_the_app(nets: Path, fedcsd: Fedcsd, tmp_path: Path) -> None:
