@@ -103,9 +103,7 @@ def factory(
 def _make(
     model: str | Callable[..., nn.Module], options: dict[str, Any], arguments: tuple[Any, ...]
 ) -> nn.Module:
-    make = (
-        find(model) if isinstance(model, str) else model
-    )  # by name: other processes find a file the same way
+    make = find(model) if isinstance(model, str) else model  # other processes find a file by its name too
     try:
         module = call_with(make, options, "model", *arguments)
     except UserError:
