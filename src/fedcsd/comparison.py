@@ -194,7 +194,7 @@ def _seeds(seeds: Sequence[int] | None, settings: dict[str, Any]) -> list[int]:
         raise UserError(f"seeds must be a list of whole numbers, such as [0, 1, 2], not {seeds!r}")
     found = [build(Settings, {"seed": each}).seed for each in seeds]
     if not found or len(set(found)) != len(found):
-        raise UserError("--seeds needs different whole numbers, such as 0,1,2")
+        raise UserError("seeds must be different whole numbers, such as [0, 1, 2]")
     return found
 
 

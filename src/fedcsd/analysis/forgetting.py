@@ -46,7 +46,7 @@ class Forgetting:
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """The numbers as one prints them, in percent."""
-        head = ["method", "held: before", "after", "not held: before", "after", "forgotten"]
+        head = ["method", "held:\nbefore", "after", "not held:\nbefore", "after", "forgotten"]
         cells = []
         for label, row in zip(self.after, self.rows(), strict=True):
             lost = None if row[2] is None or row[3] is None else row[2] - row[3]
