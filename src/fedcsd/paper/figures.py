@@ -24,6 +24,7 @@ from fedcsd.paper.report import Report
 from fedcsd.runs import write_whole
 
 COLUMN, PAGE = 3.4, 7.0  # inches, of a two-column page
+SPAN = 4.0  # points that a sweep's axis shows at least, so that chance does not look like a finding
 LOOK: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -66,6 +67,9 @@ def sweep(report: Report, stem: Path, on_step: object = None) -> list[Path]:
             ha="left", va="top", rotation=90, fontsize=6, color="0.4",
         )  # fmt: skip
     axes[0][0].set_ylabel("test accuracy (%)" + ("\none seed" if len(report.choices.seeds) == 1 else ""))
+    low, high = axes[0][0].get_ylim()
+    more = max(0.0, SPAN - (high - low)) / 2
+    axes[0][0].set_ylim(low - more, high + more)
     return save(figure, stem)
 
 
