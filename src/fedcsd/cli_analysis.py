@@ -89,17 +89,14 @@ def drift(
         *forgetting.draw(found.forgetting, folder / "forgetting"),
     ]
     written.append(write_json(folder / "drift.json", found.to_json()))
-    of = f"{found.images} test images, on which the global model has {100 * found.accuracy:.2f} %"
-    say(f"after {epochs} local epoch{'s' * (epochs > 1)}, on {of}:")
-    show_table(["method", "logit drift", "feature drift", "local (%)", "average (%)"], found.rows())
+    say(f"{found.when}:")
+    show_table(*found.table())
     if found.alike:
         why = "what sets them apart is at the server or in personal models"
         if not found.warm_up:
             why += ", or comes with rounds: --warm-up 1 trains one before"
         say(f"trained as FedAvg: {', '.join(found.alike)} ({why})")
-    say(
-        "on the classes that a client holds and on those it does not (accuracy in percent, mean over clients):"
-    )
+    say(f"{forgetting.MEANING}:")
     show_table(*found.forgetting.table())
     if not all("train_accuracy" in record for record in found.history):
         say("panel d lacks the local models: train the run with --track-drift to have them")

@@ -216,6 +216,9 @@ def show_made(made: Any) -> None:
     for measured in report.parts:
         say(text.title_of(measured.part, report))
         show_table(*text.table(report, measured, PLAIN), wide=True)
+    for shown in report.numbers:
+        say(shown.title)
+        show_table(shown.head, shown.rows)
     for line in (
         *text.findings(report, pairs=False),
         *text.legend(report),

@@ -100,6 +100,9 @@ def test_every_name_at_smoke_scale(name: str, make: Callable[..., Made]) -> None
             r"\multicolumn{6}{l}{\footnotesize $^a$: MOON, average: the mean of its four columns is 63.72} \\"
         )
         assert footnote in (folder / f"{name}.tex").read_text()
+    tables = {"fig1": 2, "fig-tsne": 1}.get(name, 0)
+    assert len(results["numbers"]) == tables
+    assert (folder / f"{name}.tex").read_text().count("\\toprule") == len(results["parts"]) + tables
     text = (folder / f"{name}.md").read_text()
     assert "digits in place of" in text
     assert "scale smoke" in text
@@ -226,25 +229,10 @@ def test_a_finished_run_that_is_damaged_is_not_shown(
     assert said in capsys.readouterr().err
 
 
-def test_runs_that_diverge_at_once_are_told_in_the_picture(tmp_path: Path) -> None:
-    only = parse_only("data=femnist,beta=0.05")
-    made = reproduce(["fig-comm"], choices(lr=1e20), tmp_path, only=only)[0]
-    picture = made.files[0].with_name("fig-comm.svg").read_text()
-    assert "FedCSD: 1 of 1 diverged in round 1" in picture
-
-
 def test_points_are_as_many_as_runs(tmp_path: Path) -> None:
     points = {point for exhibit in EXHIBITS.values() for point in exhibit.points}
     runs = {run.path for exhibit in EXHIBITS.values() for run in plan(exhibit, choices(), tmp_path).values()}
     assert len(points) == len(runs)
-
-
-def test_a_picture_has_no_empty_panel_and_all_names(tmp_path: Path) -> None:
-    made = reproduce(["fig-mask"], choices(), tmp_path, only={"data": {"femnist"}})[0]
-    picture = made.files[0].with_name("fig-mask.svg").read_text()
-    assert "FEMNIST" in picture
-    assert "CIFAR" not in picture
-    assert all(name in picture for name in ("wrong, filtered", "right, lost", "teacher right"))
 
 
 def test_an_interruption_goes_on_to_the_same_numbers(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ other round; after every epoch the local models are compared with the model they
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +78,16 @@ class Drift:
     warm_up: int = 0
     """rounds that each method had before"""
 
-    def rows(self) -> list[list[str]]:
+    def named(self, names: Mapping[str, str]) -> "Drift":
+        """The same with methods under other names."""
+        after = {names[label]: right for label, right in self.forgetting.after.items()}
+        curves = {names[label]: curve for label, curve in self.curves.items()}
+        return replace(self, curves=curves, forgetting=replace(self.forgetting, after=after))
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
         """Of each method what the last epoch came to, as one prints it."""
-        return [
+        head = ["method", "logit drift", "feature drift", "local (%)", "average (%)"]
+        return head, [
             [
                 label,
                 _number(curve.logit_drift[-1]),
@@ -90,6 +97,13 @@ class Drift:
             ]
             for label, curve in self.curves.items()
         ]
+
+    @property
+    def when(self) -> str:
+        """What the table is of."""
+        (epochs, *_) = {len(curve.logit_drift) for curve in self.curves.values()}
+        images = f"{self.images} test images, on which the global model has {100 * self.accuracy:.2f} %"
+        return f"after {epochs} local epoch{'s' * (epochs > 1)}, on {images}"
 
     @property
     def alike(self) -> list[str]:

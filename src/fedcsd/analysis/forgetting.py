@@ -8,6 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+MEANING = (
+    "on the classes that a client holds and on those it does not (accuracy in percent, mean over clients)"
+)
+
 
 @dataclass(frozen=True)
 class Forgetting:

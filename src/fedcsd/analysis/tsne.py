@@ -109,6 +109,19 @@ def picture(
     return [*written, numbers]
 
 
+def table(saved: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
+    """The numbers of a picture, of what is saved of it, as one prints them."""
+    head = ["features", f"{NEIGHBOURS} nearest (%)", "silhouette"]
+    return head, [
+        [
+            ", ".join(one["title"].split("\n")),
+            f"{100 * one['neighbours_accuracy']:.1f}",
+            f"{one['silhouette']:.2f}",
+        ]
+        for one in saved
+    ]
+
+
 def _check_alike(runs: Sequence[Run]) -> None:
     """Panels beside each other are of the same test images and the same model."""
     for what in ("data", "model"):

@@ -227,8 +227,13 @@ BETA_OPEN = "the paper does not say β for this figure"
 
 
 def fig_mask() -> Exhibit:
-    measures = ("wrong_filtered", "right_lost", "teacher_accuracy")
-    heads = ("wrong labels filtered (%)", "right labels lost (%)", "teacher's accuracy (%)")
+    measures = ("wrong_filtered", "right_lost", "mask_rate", "teacher_accuracy")
+    heads = (
+        "wrong labels filtered (%)",
+        "right labels lost (%)",
+        "kept of all (%)",
+        "teacher's accuracy (%)",
+    )
     cells = []
     for data, beta in ((CIFAR, SWEPT_BETA), (FEMNIST, FEMNIST_BETA)):
         point = Point(data, method_text("fedcsd", data), beta)

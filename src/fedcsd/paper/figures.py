@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from hashlib import blake2b
 from importlib import import_module
 from pathlib import Path
@@ -20,7 +19,7 @@ from fedcsd.jobs import Run, load_run
 from fedcsd.paper.exhibits import DRIFT_METHODS, Cell, Point
 from fedcsd.paper.measured import MEASURES, Measured, Result
 from fedcsd.paper.plan import Outcome
-from fedcsd.paper.report import Report
+from fedcsd.paper.report import Numbers, Report
 from fedcsd.runs import write_whole
 
 COLUMN, PAGE = 3.4, 7.0  # inches, of a two-column page
@@ -88,6 +87,7 @@ def mask(report: Report, stem: Path, on_step: object = None) -> list[Path]:
     names = {
         "wrong_filtered": "wrong, filtered",
         "right_lost": "right, lost",
+        "mask_rate": "kept of all",
         "teacher_accuracy": "teacher right",
     }
     cells_of = {row: [r.cell for r in measured.results if r.cell.row == row] for row in measured.part.rows}
@@ -173,8 +173,27 @@ def drift(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) 
         write_whole(kept, (json.dumps(study.to_json()) + "\n").encode())
     numbers = stem.with_name(f"{stem.name}.json")
     write_whole(numbers, (json.dumps(study.to_json(), indent=1) + "\n").encode())
-    named = {DRIFT_METHODS[method]: curve for method, curve in study.curves.items()}
-    return [*analysis.draw(replace(study, curves=named), stem), numbers]
+    named = study.named(DRIFT_METHODS)
+    forgotten = import_module("fedcsd.analysis.forgetting").draw(
+        named.forgetting, stem.with_name(f"{stem.name}-forgetting")
+    )
+    return [*analysis.draw(named, stem), *forgotten, numbers]
+
+
+def numbers(report: Report, files: Sequence[Path]) -> list[Numbers]:
+    """Of pictures that are of more than runs: the tables of what was saved beside them."""
+    saved = next(
+        (json.loads(file.read_text(encoding="utf-8")) for file in files if file.suffix == ".json"), None
+    )
+    if saved is None:
+        return []
+    if report.exhibit.figure == "tsne":
+        analysis = import_module("fedcsd.analysis.tsne")
+        return [Numbers("how well features tell the classes apart", *analysis.table(saved))]
+    analysis = import_module("fedcsd.analysis.drift")
+    study = analysis.Drift.from_json(saved).named(DRIFT_METHODS)
+    forgetting = import_module("fedcsd.analysis.forgetting")
+    return [Numbers(study.when, *study.table()), Numbers(forgetting.MEANING, *study.forgetting.table())]
 
 
 def tsne(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) -> list[Path]:

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +69,9 @@ def markdown(report: Report, folder: Path, pictures: list[Path]) -> str:
     lines += [f"![{exhibit.title}]({p.name})\n" for p in pictures if p.suffix == ".png"]
     for measured in report.parts:
         head, cells = table(report, measured, MARKDOWN)
-        rules = ["---", *["---:"] * (len(head) - 1)]
-        lines += [f"## {title_of(measured.part, report)}", ""]
-        lines += ["| " + " | ".join(line) + " |" for line in (head, rules, *cells)]
-        lines.append("")
+        lines += [f"## {title_of(measured.part, report)}", "", *_grid(head, cells), ""]
+    for shown in report.numbers:
+        lines += [f"## {sentence(shown.title)}", "", *_grid(shown.head, shown.rows), ""]
     notes = remarks(report)
     lines += [f"- {MARKDOWN.raised(note[0])}{one_line(note[1:])}" for note in notes]
     found = findings(report)
@@ -88,21 +87,43 @@ def markdown(report: Report, folder: Path, pictures: list[Path]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    rules = ["---", *["---:"] * (len(head) - 1)]
+    return ["| " + " | ".join(map(one_line, line)) + " |" for line in (head, rules, *rows)]
+
+
+def sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
 def latex(report: Report) -> str:
-    """A tabular for each part, to \\input into a document that uses booktabs."""
+    """A tabular for each part, a paragraph each, to \\input into a document that uses booktabs."""
     comments = [r"needs \usepackage{booktabs}", report.exhibit.title, *legend(report), *findings(report)]
     comments += [*settings_lines(report), missing_line(report)]
     lines = [f"% {one_line(line)}" for line in comments if line]
     for measured in report.parts:
         head, cells = table(report, measured, LATEX)
-        *rows, end = tabular(head, cells)
         notes = []
         for note in remarks(report, measured):
             mark = LATEX.mark if note[0] == "†" else LATEX.raised(note[0])
             text = rf"\footnotesize {mark}{LATEX.text(one_line(note[1:]))}"
             notes.append(rf"\multicolumn{{{len(head)}}}{{l}}{{{text}}} \\")
-        lines += [f"% {one_line(title_of(measured.part, report))}", *rows, *notes, end]
+        title = title_of(measured.part, report)
+        scale = "" if report.choices.scale == "paper" else f", {report.choices.scale} scale"
+        lines += _titled(LATEX.text(title + scale), head, cells, notes)
+    for shown in report.numbers:
+        rows = [list(map(LATEX.text, row)) for row in shown.rows]
+        title = rf"\footnotesize {LATEX.text(sentence(shown.title))}"
+        lines += _titled(title, list(map(LATEX.text, shown.head)), rows)
     return "\n".join(lines) + "\n"
+
+
+def _titled(
+    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()
+) -> list[str]:
+    begin, rule, *body, end = tabular(head, rows)
+    across = rf"\multicolumn{{{len(head)}}}{{l}}{{{title}}} \\"
+    return ["", begin, rule, across, r"\midrule", *body, *notes, end]
 
 
 def csv_text(report: Report) -> str:
@@ -175,6 +196,7 @@ def to_json(report: Report, folder: Path) -> dict[str, Any]:
             }
             for measured in report.parts
         ],
+        "numbers": [vars(shown) for shown in report.numbers],
         "runs": {
             os.path.relpath(outcome.path, folder): _run(outcome)
             for outcome in {o.path: o for o in report.outcomes.values()}.values()

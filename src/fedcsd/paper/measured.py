@@ -42,7 +42,10 @@ MEASURES: dict[str, Callable[[History], list[float]]] = {
     "accuracy": _percent("test_accuracy"),
     "average": _average,
     **{name: _domain(name) for name in DOMAINS},
-    **{key: _percent(key) for key in ("wrong_filtered", "right_lost", "teacher_accuracy", "target_entropy")},
+    **{
+        key: _percent(key)
+        for key in ("wrong_filtered", "right_lost", "mask_rate", "teacher_accuracy", "target_entropy")
+    },
     "megabytes": _megabytes,
 }
 """By name: a run's records to one number a round; the last one counts."""

@@ -24,6 +24,15 @@ LETTERS = "abcdefghij"
 
 
 @dataclass(frozen=True)
+class Numbers:
+    """What a picture shows that is in no cell, as a table."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
 class Report:
     """What there is to tell of one table or figure: finished runs, measured cells, what is missing."""
 
@@ -31,6 +40,7 @@ class Report:
     choices: Choices
     runs: Mapping[tuple[Point, int], Planned]
     outcomes: Mapping[tuple[Point, int], Outcome]
+    numbers: Sequence[Numbers] = ()
 
     @classmethod
     def of(cls, exhibit: Exhibit, choices: Choices, runs: Mapping[tuple[Point, int], Planned]) -> "Report":
@@ -161,7 +171,12 @@ def _reversed(pairs: Sequence[tuple[str, str]]) -> list[str]:
     above: dict[str, list[str]] = {}
     for first, second in pairs:
         above.setdefault(second, []).append(first)
-    return [f"{winner} above {', '.join(others)}" for winner, others in above.items()]
+    return [f"{_short(winner)} above {', '.join(map(_short, others))}" for winner, others in above.items()]
+
+
+def _short(row: str) -> str:
+    """`M1` for `M1: similarity, mask`."""
+    return row.partition(":")[0]
 
 
 def _best(results: Sequence[Result]) -> str:
@@ -228,14 +243,23 @@ def findings(report: Report, pairs: bool = True) -> list[str]:
     final, best = apart(report.results), apart(report.results, best=True)
     if final is not None and best is not None:
         lines.append(
-            f"mean absolute difference to the printed numbers: {final:.2f}; with each run's best round, "
-            f"which the authors' released code reports, {best:.2f}"
+            f"mean absolute difference to the printed numbers{_over(report.results)}: {final:.2f}; with each "
+            f"run's best round, which the authors' released code reports, {best:.2f}"
         )
     if report.exhibit.name == "table2" and (text := nearer_pool(report.parts)):
         lines.append(text)
     if lines and len(report.choices.seeds) == 1:
         lines.append("one seed only: how much of this is chance is not known")
     return lines
+
+
+def _over(results: Sequence[Result]) -> str:
+    """Of how many cells a distance to the paper is, where some have no number."""
+    printed = [r for r in results if r.cell.printed is not None and not r.cell.suspect]
+    some = [r for r in printed if known(r.values)]
+    return (
+        f", over {len(some)} of {len(printed)} cells that have one here" if len(some) < len(printed) else ""
+    )
 
 
 def remarks(report: Report, part: Measured | None = None) -> list[str]:

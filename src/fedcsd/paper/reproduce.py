@@ -180,11 +180,12 @@ def _write(
     beside = choices.folder(point.data for point in exhibit.points)
     shown = {key: run for key, run in runs.items() if key[0] in exhibit.points}
     report, folder = Report.of(exhibit, choices, shown), out / beside / exhibit.name
-    pictures = sorted(folder.glob(f"{exhibit.name}.png"))
-    if on_step:
-        from fedcsd.paper.figures import draw  # matplotlib
+    pictures = [file for file in sorted(folder.glob(f"{exhibit.name}*")) if file.suffix in (".png", ".json")]
+    if on_step or pictures:
+        from fedcsd.paper.figures import draw, numbers  # matplotlib
 
-        pictures = draw(report, folder / exhibit.name, on_step)
+        pictures = draw(report, folder / exhibit.name, on_step) if on_step else pictures
+        report = replace(report, numbers=numbers(report, pictures))
     try:
         return Made(report, [*write(report, folder, pictures), *pictures])
     except OSError as error:
