@@ -302,4 +302,5 @@ def _legend(figure: Figure, axes: Any, order: Sequence[str] = ()) -> None:
     if order:
         found = {label: found[label] for label in dict.fromkeys(order) if label in found}
     look: dict[str, Any] = {"frameon": False, "handlelength": 2.6, "columnspacing": 1.4}
-    figure.legend(found.values(), found, loc="outside lower center", ncols=len(found), **look)
+    columns = 2 if len(found) > 3 and figure.get_figwidth() <= COLUMN else len(found)
+    figure.legend(found.values(), found, loc="outside lower center", ncols=columns, **look)

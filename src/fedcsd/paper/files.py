@@ -69,7 +69,7 @@ def markdown(report: Report, folder: Path, pictures: list[Path]) -> str:
     lines += [f"![{exhibit.title}]({p.name})\n" for p in pictures if p.suffix == ".png"]
     for measured in report.parts:
         head, cells = table(report, measured, MARKDOWN)
-        lines += [f"## {title_of(measured.part, report)}", "", *_grid(head, cells), ""]
+        lines += [f"## {sentence(title_of(measured.part, report))}", "", *_grid(head, cells), ""]
     for shown in report.numbers:
         lines += [f"## {sentence(shown.title)}", "", *_grid(shown.head, shown.rows), ""]
     notes = remarks(report)
