@@ -108,6 +108,8 @@ def reproduce(
     from fedcsd.paper.plan import chosen as is_wanted
     from fedcsd.paper.plan import parse_only
 
+    if "" in map(str.strip, only):
+        raise UserError("--only takes KEY=VALUE such as method=fedcsd,beta=0.5, and is given nothing")
     chosen, wanted = paper.names_of(names), parse_only(",".join(only))
     points = [point for name in chosen for point in EXHIBITS[name].points]
     needed = [point.data for point in points if is_wanted(point, wanted)]
@@ -163,7 +165,7 @@ def train_and_show(
     choices, jobs = shared_out(choices, jobs) if train else (choices, 1)
     runs = {run.path: run for some in plans(names, choices, out).values() for run in wanted(some, only)}
     left = [run for run in runs.values() if not run.ended]
-    say(f"scale {choices.scale}: {choices.of_scale.meaning}")
+    say(choices.told)
     show_notes(choices)
     if left and train:
         expected = duration_text(sum(run.seconds for run in left))
@@ -259,18 +261,23 @@ def list_names() -> None:
     from fedcsd.console import say, show_table
 
     rows = []
-    points = {name: exhibit.points for name, exhibit in EXHIBITS.items()}
-    points["all"] = list({point: None for some in points.values() for point in some})
-    for name, some in points.items():
-        times = [
-            duration_text(sum(Choices(scale).seconds(p) for p in some) * len(SCALES[scale].seeds))
-            for scale in SCALES
-        ]
-        title = EXHIBITS[name].title if name in EXHIBITS else "all of them; what they share is trained once"
-        rows.append([name, title, str(len(some)), *times])
+    for name in (*EXHIBITS, "all"):
+        exhibits = [EXHIBITS[name]] if name in EXHIBITS else list(EXHIBITS.values())
+        times = []
+        for scale, of in SCALES.items():
+            runs = {
+                (point, seed)
+                for exhibit in exhibits
+                for point in exhibit.points
+                for seed in (of.seeds[:1] if exhibit.first_seed_only else of.seeds)
+            }
+            times.append(duration_text(sum(Choices(scale).seconds(point) for point, _ in runs)))
+        title = exhibits[0].title if len(exhibits) == 1 else "all of them; what they share is trained once"
+        rows.append([name, title, str(len({point for e in exhibits for point in e.points})), *times])
     show_table(["name", "what it makes", "runs", *SCALES], rows, left=2)
     seeds = ", ".join(f"{name} {len(scale.seeds)}" for name, scale in SCALES.items())
-    say(f"runs: for each seed; seeds: {seeds}")
+    pictures = " and ".join(name for name, exhibit in EXHIBITS.items() if exhibit.first_seed_only)
+    say(f"runs: for each seed, {pictures} for the first; seeds: {seeds}")
     for machine in dict.fromkeys(scale.machine for scale in SCALES.values()):
         named = [name for name, scale in SCALES.items() if scale.machine == machine]
         say(f"time of {' and '.join(named)}: roughly, on {machine}")

@@ -1,9 +1,14 @@
-"""What `fedcsd reproduce --dry-run` refuses without looking at any data."""
+"""What `fedcsd reproduce` says before anything is trained: what it refuses, expects and was asked for."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import Fedcsd
+
+from fedcsd.paper.exhibits import BETA_OPEN, EXHIBITS
+from fedcsd.paper.report import Report, legend
+from fedcsd.paper.scales import SCALES, Choices
 
 
 @pytest.mark.parametrize(
@@ -49,3 +54,37 @@ def test_other_data_may_be_listed_with_commas(fedcsd: Fedcsd) -> None:
     assert said.returncode == 0, said.stderr
     assert "digits in place of CIFAR-100" in said.stdout
     assert "digits in place of FEMNIST" in said.stdout
+
+
+def test_the_list_and_a_dry_run_expect_the_same_time(fedcsd: Fedcsd, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    listed = fedcsd("reproduce").stdout
+    row = next(line for line in listed.splitlines() if "│ fig1 " in line)
+    planned = fedcsd("reproduce", "fig1", "--stand-in", "cifar100=cifar100", "--dry-run").stdout
+    time = planned[planned.index("about ") + 6 :].partition(" on ")[0]
+    assert f" {time} │" in row
+    assert "fig1 and fig-tsne for the first" in listed
+
+
+def test_only_without_anything_is_refused(fedcsd: Fedcsd) -> None:
+    said = fedcsd("reproduce", "table1", "--only", "", "--dry-run")
+    assert said.returncode == 2
+    assert "--only takes KEY=VALUE" in said.stderr
+
+
+def test_what_is_set_in_place_of_the_scales_settings_is_told_with_it() -> None:
+    assert Choices("smoke").told == f"scale smoke: {SCALES['smoke'].meaning}"
+    told = Choices("smoke", overrides={"rounds": 8, "workers": 1}).told
+    assert told == f"scale smoke, but rounds=8 (the scale itself: {SCALES['smoke'].meaning})"
+
+
+def test_of_several_seeds_a_picture_of_one_model_has_the_first() -> None:
+    one = Report.of(EXHIBITS["fig1"], Choices("smoke", (0,)), {})
+    two = Report.of(EXHIBITS["fig1"], Choices("smoke", (0, 1)), {})
+    said = "a picture of one seed, the first that is asked for"
+    assert said in legend(two)
+    assert said not in legend(one)
+    office = EXHIBITS["fig-comm"].parts[-1:]
+    both = (EXHIBITS["fig-comm"], replace(EXHIBITS["fig-comm"], parts=office))
+    remarks = [legend(Report.of(exhibit, Choices("smoke"), {})) for exhibit in both]
+    assert [BETA_OPEN in some for some in remarks] == [True, False]

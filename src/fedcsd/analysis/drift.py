@@ -102,7 +102,8 @@ class Drift:
     def when(self) -> str:
         """What the table is of."""
         (epochs, *_) = {len(curve.logit_drift) for curve in self.curves.values()}
-        images = f"{self.images} test images, on which the global model has {100 * self.accuracy:.2f} %"
+        model = f"the global model of round {self.rounds}"
+        images = f"{self.images} test images, on which {model} has {100 * self.accuracy:.2f} %"
         return f"after {epochs} local epoch{'s' * (epochs > 1)}, on {images}"
 
     @property

@@ -103,8 +103,10 @@ def _panel(axis: Any, forgetting: Forgetting, label: str) -> Any:
     if held.size <= 2500:
         clients, classes = np.nonzero(held)
         bright = shown[clients + 1, classes] > 55
+        few = held.shape[1] <= 30
         for chosen, colour in ((bright, "black"), (~bright, "white")):
-            axis.scatter(classes[chosen], clients[chosen] + 1, s=2.2, color=colour, linewidth=0)
+            below = clients[chosen] + 1 + (0 if few else 0.36)  # of many classes dots would hide the colours
+            axis.scatter(classes[chosen], below, s=2.2 if few else 0.6, color=colour, linewidth=0)
     axis.axhline(0.5, color="white", linewidth=1.5)
     axis.spines[:].set_visible(False)
     axis.tick_params(length=2)

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from fedcsd.weights import Weights
 
 NEIGHBOURS = 10
 LARGE = 1e10  # features beyond it are scaled, for squares of them
+TITLE = 24  # characters of a line above a panel
 LABELLED = 20  # classes whose clouds bear their name
 PALETTE = (*COLOURS, "#882255", "#AAAAAA")
 
@@ -95,8 +97,8 @@ def picture(
         shown[f"{last}, client {client}\n{name}"] = (experiments[last], weights)
         done += 1
     if len(trained) > 1 and torch.equal(*trained):
-        anew = "" if warm_up else ", in which it starts anew: --warm-up 1 gives it a round before"
-        note(f"{last} adds nothing to cross-entropy in this round{anew}")
+        more = "fedcsd tsne --client" + ("" if warm_up else " or --warm-up 1")
+        note(f"{last} adds nothing to cross-entropy for client {client} in this round: {more} may show more")
     clouds = []
     for title, (experiment, weights) in shown.items():
         tell(f"t-SNE of {title.replace(chr(10), ', ')}", done, work)
@@ -237,10 +239,14 @@ def draw(clouds: list[Cloud], stem: Path) -> list[Path]:
 
 
 def _panel(axis: Any, cloud: Cloud, title: str) -> None:
+    from matplotlib import colormaps
     from matplotlib.patheffects import withStroke
 
     classes = np.unique(cloud.labels)
-    colours = [PALETTE[label % len(PALETTE)] for label in cloud.labels]
+    palette = (
+        PALETTE if classes[-1] < len(PALETTE) else colormaps["turbo"](np.linspace(0, 1, classes[-1] + 1))
+    )
+    colours = [palette[label] for label in cloud.labels]
     axis.scatter(*cloud.points.T, s=1.6, c=colours, linewidth=0, alpha=0.8, rasterized=True)
     for label in classes if len(classes) <= LABELLED else ():
         middle = np.median(cloud.points[cloud.labels == label], axis=0)
@@ -248,7 +254,8 @@ def _panel(axis: Any, cloud: Cloud, title: str) -> None:
         axis.text(
             *middle, str(label), fontsize=6, weight="bold", ha="center", va="center", path_effects=stroke
         )
-    axis.set_title(verbatim(title), loc="left")
+    lines = [part for line in title.split("\n") for part in wrap(line, TITLE, break_on_hyphens=False)]
+    axis.set_title(verbatim("\n".join(lines)), loc="left")
     axis.set(xticks=[], yticks=[], aspect="equal", adjustable="datalim")
     axis.spines[:].set_visible(True)
     numbers = f"{NEIGHBOURS}-NN {100 * cloud.neighbours:.1f} %, silhouette {cloud.silhouette:.2f}"

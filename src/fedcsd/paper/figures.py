@@ -1,6 +1,7 @@
 """The paper's figures, for print: column width, lines told apart without colour, seeds as a band."""
 
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from importlib import import_module
@@ -121,6 +122,7 @@ def communication(report: Report, stem: Path, on_step: object = None) -> list[Pa
             ended = _ended(report, cell.point)
             _curves(axes[0][column], ended, cell.measure, index, cell.row)
             _against_bytes(axes[1][column], ended, cell.measure, index, unit)
+        _zoom(axes[0][column], [result.cell for result in cells], report)
         _note_lost(axes[0][column], [result.cell for result in cells], report)
         axes[0][column].set_title("\n".join(_titles(measured.part.title, cells[0], report)), fontsize=7)
         _rounds(axes[0][column])
@@ -129,6 +131,20 @@ def communication(report: Report, stem: Path, on_step: object = None) -> list[Pa
         row[0].set_ylabel("test accuracy (%)")
     _legend(figure, axes, [result.cell.row for part in parts for result in part.results])
     return save(figure, stem)
+
+
+def _zoom(axis: Axes, cells: Sequence[Cell], report: Report) -> None:
+    """What comes after the first tenth of the rounds fills the panel, and the steep climb before need not."""
+    later = [
+        value
+        for cell in cells
+        for outcome in _ended(report, cell.point)
+        for value in MEASURES[cell.measure](outcome.history)[len(outcome.history) // 10 :]
+        if math.isfinite(value)
+    ]
+    if later:
+        pad = 0.05 * (max(later) - min(later)) or 1.0
+        axis.set_ylim(min(later) - pad, max(later) + pad)
 
 
 def _note_lost(axis: Axes, cells: Sequence[Cell], report: Report) -> None:
@@ -146,7 +162,7 @@ def _titles(title: str, result: Result, report: Report) -> tuple[str, str]:
     """The data, with what stands in for it, and the skew, in two lines."""
     data, _, skew = title.partition(", ")
     other = report.choices.stand_ins.get(result.cell.point.data)
-    return f"{other} for {data}" if other else data, skew
+    return f"{other} in place of {data}" if other else data, skew
 
 
 def drift(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) -> list[Path]:

@@ -108,7 +108,8 @@ def plan(exhibit: Exhibit, choices: Choices, folder: Path) -> dict[tuple[Point, 
 
 def _run_name(point: Point, seed: int, values: Mapping[str, Any]) -> str:
     named = Path(values["data"]["name"]).stem
-    return f"{point.facts['method'].replace(':', '-')}-{named}-seed{seed}-{digest(values)}"
+    skew = f"beta{point.beta:g}" if point.beta is not None else f"pool{point.pool:g}"
+    return f"{point.facts['method'].replace(':', '-')}-{named}-{skew}-seed{seed}-{digest(values)}"
 
 
 def digest(values: Mapping[str, Any]) -> str:

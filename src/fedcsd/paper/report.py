@@ -6,7 +6,7 @@ from functools import cached_property
 
 from fedcsd.analysis.rows import told
 from fedcsd.analysis.tables import Style, in_words, known, spread
-from fedcsd.paper.exhibits import TITLES, Exhibit, Part, Point
+from fedcsd.paper.exhibits import BETA_OPEN, TITLES, Exhibit, Part, Point
 from fedcsd.paper.measured import (
     HIGHER_IS_BETTER,
     Measured,
@@ -63,6 +63,11 @@ class Report:
         return [result for part in self.parts for result in part.results]
 
     @property
+    def untold(self) -> bool:
+        """Whether models are hardly trained, so that nothing is said of how their numbers compare."""
+        return self.choices.scale == "smoke"
+
+    @property
     def printed(self) -> bool:
         """Whether the paper has numbers for this."""
         return any(result.cell.printed is not None for result in self.results)
@@ -91,7 +96,8 @@ def table(report: Report, measured: Measured, style: Style) -> tuple[list[str], 
     part, best = measured.part, {}
     for column in part.columns:
         results = measured.column(column)
-        best[column] = best_in([r for r in results if r.cell.measure in HIGHER_IS_BETTER])
+        compared = [r for r in results if r.cell.measure in HIGHER_IS_BETTER and not report.untold]
+        best[column] = best_in(compared)
     lines = []
     for row in part.rows:
         texts = [style.text(row)]
@@ -111,7 +117,7 @@ def cell_text(report: Report, result: Result, style: Style, best: bool = False) 
         return text
     letter = report.letter(result)
     inside = style.number(f"{printed:.2f}", False) + (style.raised(letter) if letter else "")
-    if result.difference is not None:
+    if result.difference is not None and not report.untold:
         inside += ", " + style.number(f"{result.difference:+.2f}", False)
     return f"{text} ({inside})"
 
@@ -208,17 +214,19 @@ def sweep_lines(report: Report) -> list[str]:
 
 def legend(report: Report) -> list[str]:
     """What a reader of the numbers must know, a line each."""
-    seeds, scale = report.seeds, report.choices.of_scale
+    seeds, points = report.seeds, report.exhibit.points
     over = f"seed {seeds[0]}" if seeds else "no seed"
     if len(seeds) > 1:
         over = f"mean ± standard deviation over seeds {', '.join(map(str, seeds))}"
-    lines = [f"final round, {over}" + ("; in brackets: printed, difference" if report.printed else "")]
-    lines.append(f"scale {report.choices.scale}: {scale.meaning}")
-    if report.choices.changed:
-        lines.append(f"in place of the scale's settings: {', '.join(report.choices.changed)}")
-    used = {point.data for point in report.exhibit.points}
+    brackets = f"; in brackets: printed{', difference' * (not report.untold)}" if report.printed else ""
+    lines = [f"final round, {over}{brackets}"]
+    if report.exhibit.first_seed_only and len(report.choices.seeds) > 1:
+        lines.append("a picture of one seed, the first that is asked for")
+    lines.append(report.choices.told)
+    used = {point.data for point in points}
     lines += [note for data, note in report.choices.notes.items() if data in used]
-    return [*lines, *report.exhibit.remarks]
+    skewed = any(point.beta is not None for point in points)
+    return [*lines, *(remark for remark in report.exhibit.remarks if skewed or remark != BETA_OPEN)]
 
 
 def settings_lines(report: Report) -> list[str]:
@@ -237,7 +245,7 @@ def settings_lines(report: Report) -> list[str]:
 
 def findings(report: Report, pairs: bool = True) -> list[str]:
     """What the numbers say beside each other; nothing, where they are of models that were hardly trained."""
-    if report.choices.scale == "smoke":
+    if report.untold:
         return []
     lines = [*order_lines(report, pairs), *sweep_lines(report)]
     final, best = apart(report.results), apart(report.results, best=True)
@@ -280,7 +288,7 @@ def missing_line(report: Report) -> str:
     total = len({run.path for run in report.runs.values()})
     first = ", ".join(run.label for run in missing[:3])
     more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-    return f"not finished and left out: {len(missing)} of {total} runs ({first}{more})"
+    return f"without a result yet, and left out: {len(missing)} of {total} runs ({first}{more})"
 
 
 def title_of(part: Part, report: Report) -> str:

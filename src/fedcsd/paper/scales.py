@@ -54,13 +54,13 @@ OPTIMIZER = {key: value for key, value in SETUP["optimizer"].items() if key != "
 COMMON = {"clients": SETUP["clients"], "participation": SETUP["participation"]}
 SCALES = {
     "smoke": Scale(
-        "2 rounds of one epoch, a small part of the data, the simple CNN: shows that everything works, "
-        "says nothing of the paper's numbers",
+        "2 rounds of 2 epochs, a small part of the data, the simple CNN: shows that everything runs; models "
+        "that have hardly learned anything are often alike, and say nothing of the paper's numbers",
         (0,),
-        {**COMMON, **OPTIMIZER, "rounds": 2, "epochs": 1, "lr": 0.05, "min_samples": 2},
+        {**COMMON, **OPTIMIZER, "rounds": 2, "epochs": 2, "lr": 0.05, "min_samples": 2},
         _smaller(
-            cifar100={"train_size": 1000, "augment": "none"},
-            femnist={"train_size": 1000},
+            cifar100={"train_size": 1000, "augment": "none", "batch_size": 10},
+            femnist={"train_size": 1000, "batch_size": 10},
             office_caltech_10={"data": {"size": 32}, "augment": "none"},
         ),
         2,
@@ -132,6 +132,15 @@ class Choices:
             names = {k: key if k == "name" else f"{key}.{k}" for k in table}
             found += [f"{names[k]}={toml_text(v)}" for k, v in table.items()]
         return sorted(text for text in found if text.partition("=")[0] not in IRRELEVANT)
+
+    @property
+    def told(self) -> str:
+        """The scale and what is set in place of its settings, in words."""
+        if not self.changed:
+            return f"scale {self.scale}: {self.of_scale.meaning}"
+        return (
+            f"scale {self.scale}, but {', '.join(self.changed)} (the scale itself: {self.of_scale.meaning})"
+        )
 
     def folder(self, data: Iterable[str]) -> str:
         """Where a table of these data sets goes: those of other settings and other data lie beside it."""
