@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,18 @@ import tomli_w
 from fedcsd import provenance
 from fedcsd.config import layered
 from fedcsd.errors import UserError, note
-from fedcsd.experiments import absolute, config_of, prepare, sources_of
+from fedcsd.experiments import FROM_PYTHON, absolute, config_of, prepare
 from fedcsd.federation import Experiment
+from fedcsd.methods import methods
+from fedcsd.models import find
 from fedcsd.naming import complete, file_of, located, parse
+from fedcsd.own import digest_of, digest_of_source, source_of
 from fedcsd.runs import RunDirectory, write_whole, writing_to
 
 MOVABLE = ("method", "model", "data", "data_dir")
 """settings that say where something is"""
+CODE = {"method": "method", "model": "model_code"}
+"""what may be of one's own, and the fact that tells versions of its code apart"""
 
 
 def facts_of(experiment: Experiment) -> dict[str, Any]:
@@ -26,25 +32,42 @@ def facts_of(experiment: Experiment) -> dict[str, Any]:
         "model": experiment.network.layout.fingerprint(),
         "package": provenance.package(),
     }
-    return {**facts, **sources_of(experiment)}
+    return {**facts, **_sources_of(experiment)}
+
+
+def _sources_of(experiment: Experiment) -> dict[str, str]:
+    """Tells versions of somebody's own method and model apart; what is built in or given from Python has none."""
+    name = experiment.tables.get("method", {}).get("name", "")
+    own = name and name not in methods.names
+    found = {
+        "method": digest_of_source(type(experiment.method), name) if own else "",
+        "model_code": getattr(experiment.factory, "digest", ""),
+    }
+    return {what: code for what, code in found.items() if code}
+
+
+def code_now(what: str, name: str) -> str:
+    """The digest that the file of a method or model of one's own has now; "" if it cannot be read."""
+    file = file_of(name)
+    with suppress(UserError):  # its package may be gone
+        file = file or source_of(methods.load(name) if what == "method" else find(name), name)
+    return digest_of(file)
 
 
 def changed_code(experiment: Experiment, directory: RunDirectory) -> dict[str, Any]:
     """The new facts if a file of one's own or this package is not what it was; the user is told."""
     facts, here = directory.config["facts"], facts_of(experiment)
     settings = layered(directory.settings)
-    names = {
-        "method": settings["method"]["name"],
-        "model_code": settings["model"]["name"],
-        "package": "fedcsd itself",
-    }
-    now = {what: here.get(what, "") for what in names if what in facts}
-    changed = {what: code for what, code in now.items() if code != facts[what]}
-    for what in changed:
-        note(
-            f"the code of {names[what]} has changed since {directory.path} was started: "
-            "from here on it is trained with the new code"
-        )
+    names = {fact: settings[what]["name"] for what, fact in CODE.items()} | {"package": "fedcsd itself"}
+    now = {fact: here.get(fact, FROM_PYTHON) for fact in names if fact in facts}
+    changed = {fact: code for fact, code in now.items() if code != facts[fact]}
+    for fact, code in changed.items():
+        since = f"the code of {names[fact]} has changed since {directory.path} was started"
+        with_new = "from here on it is trained with the new code"
+        if code == FROM_PYTHON:  # which a method never is: its name would be another
+            since = f"{directory.path} was started with {names[fact]}"
+            with_new = f"from here on its model is what is {FROM_PYTHON}"
+        note(f"{since}: {with_new}")
     return changed
 
 

@@ -18,11 +18,9 @@ from fedcsd.data.partition import Rows, hold_out
 from fedcsd.errors import UserError, no_option, unknown
 from fedcsd.federation import Experiment, initial_network
 from fedcsd.methods import Method, methods
-from fedcsd.methods._own import digest
-from fedcsd.models import Factory, choose, factory, find
+from fedcsd.models import Factory, choose, factory
 from fedcsd.models.network import Network
-from fedcsd.naming import file_of, short
-from fedcsd.own import digest_of_source
+from fedcsd.naming import short
 
 FROM_PYTHON = "given from Python"
 
@@ -183,16 +181,6 @@ def method_of(choice: Any) -> Method:
     method = make_method(choice) if isinstance(choice, Mapping) else choice
     made: Method = method() if isinstance(method, type) else method
     return made
-
-
-def sources_of(experiment: Experiment) -> dict[str, str]:
-    """Tells versions of somebody's own method and model apart; what is built in or given from Python has none."""
-    name, model = experiment.tables.get("method", {}).get("name", ""), experiment.tables["model"]["name"]
-    found = {
-        "method": digest(type(experiment.method), name) if name and name not in methods.names else "",
-        "model_code": digest_of_source(find(model), file_of(model)) if ":" in model else "",
-    }
-    return {what: code for what, code in found.items() if code}
 
 
 def _resolved(
