@@ -94,17 +94,22 @@ def _choices(
 ) -> tuple[Settings, dict[str, Any], Dataset]:
     """Settings, the tables of data, model and partition, and the data set; every choice made."""
     tables = {key: values[key] for key in ("data", "model", "partition")}
+    settings = settings_of(values)
+    _check_device(settings)
+    dataset = load_data(tables["data"], data, settings)
+    return *_resolved(settings, tables, dataset, model), dataset
+
+
+def settings_of(values: Mapping[str, Any]) -> Settings:
+    """What is no choice by name, checked."""
     flat = {key: value for key, value in values.items() if key not in TABLES}
     for key in flat:
         if key not in Settings.__dataclass_fields__ and option_of_method(key):
             raise UserError(f"{key} is an option of the method: --set method.{key}=…")
-    settings = build(Settings, flat)
-    _check_device(settings)
-    dataset = _load(tables["data"], data, settings)
-    return *_resolved(settings, tables, dataset, model), dataset
+    return build(Settings, flat)
 
 
-def _load(table: Mapping[str, Any], given: Any, settings: Settings) -> Dataset:
+def load_data(table: Mapping[str, Any], given: Any, settings: Settings) -> Dataset:
     options = dict(table)
     name = options.pop("name")
     if given is None and name == FROM_PYTHON:

@@ -158,7 +158,7 @@ def take_up(
     changes = {key: native(value) for key, value in (changes or {}).items() if value is not None}
     places = {key: changes.pop(key) for key in MOVABLE if key in changes}
     if places:
-        move(directory, places)
+        move(directory, places, given or {})
     for key in changes:
         if key not in CHANGEABLE:
             raise UserError(

@@ -16,6 +16,7 @@ from fedcsd.errors import Note, RunStopped, UserError
 from fedcsd.experiments import prepare
 from fedcsd.federation import Experiment
 from fedcsd.methods.fedavg import FedAvg
+from fedcsd.methods.fedprox import FedProx
 from fedcsd.models import find
 from fedcsd.runs import RunDirectory
 
@@ -113,6 +114,11 @@ def test_a_file_that_has_moved(nets: Path, fedcsd: Fedcsd, tmp_path: Path) -> No
     moved = fedcsd(*longer, "--model", f"{there}:net")
     assert moved.returncode == 0, moved.stderr
     assert package.resume(tmp_path / "run", rounds=3).summary["rounds"] == 3  # it is known from now on
+    (tmp_path / "q").mkdir()
+    there = there.rename(tmp_path / "q/mm.py")
+    short = fedcsd("resume", "run", "--rounds", "4", "--model", "q/mm.py")  # what makes the model is known
+    assert short.returncode == 0, short.stderr
+    assert package.load_run(tmp_path / "run").settings["model"] == {"name": f"{there}:net"}
 
 
 def test_a_built_in_model_has_no_file(tmp_path: Path) -> None:
@@ -120,7 +126,19 @@ def test_a_built_in_model_has_no_file(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match="has no file that --model could tell the place of; leave --model out"
     ):
-        package.resume(tmp_path / "run", data=blobs(), model="mlp", rounds=2)
+        package.resume(tmp_path / "run", data=blobs(), model="simple_cnn", rounds=2)
+    same_names = {"model": "mlp", "method": "fedcsd"}  # as they were: nothing moves
+    assert package.resume(tmp_path / "run", data=blobs(), **same_names, rounds=2).summary["rounds"] == 2
+
+
+def test_a_moved_model_beside_objects(nets: Path, tmp_path: Path) -> None:
+    objects = {"data": blobs(), "method": FedProx(mu=0.5)}
+    package.run(model=f"{nets}:net", rounds=1, out=tmp_path / "run", **objects, **SMALL)
+    there = nets.rename(tmp_path / "moved.py")
+    run = package.resume(tmp_path / "run", model=f"{there}:net", rounds=2, **objects)
+    assert run.settings["model"] == f"{there}:net"
+    with pytest.raises(UserError, match=r"the data of this run was given from Python"):
+        package.resume(tmp_path / "run", model=f"{there.rename(nets)}:net", rounds=3)
 
 
 @pytest.mark.parametrize("there", [True, False])
