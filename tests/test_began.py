@@ -46,12 +46,18 @@ def project(tmp_path: Path) -> Path:
 
 
 def test_it_goes_on_from_the_new_place(project: Path, fedcsd: Fedcsd) -> None:
-    said = fedcsd("resume", str(project / "cut"))
+    cut = str(project / "cut")
+    said = fedcsd("resume", cut)
     assert said.returncode == 2
-    assert "old/mine.py, the method of" in said.stderr
-    assert "--method FOLDER/mine.py:Mine tells where it is" in said.stderr
-    said = fedcsd("resume", str(project / "cut"), "--method", f"{project / 'mine.py'}:Mine")
-    assert "there is no file or folder" in said.stderr  # both have moved
+    assert f"old/mine.py, the method of {cut}, and " in said.stderr
+    assert f"old/data.npz, the data of {cut}, are not there" in said.stderr
+    assert "--method FOLDER/mine.py:Mine --data PATH tells where they are" in said.stderr
+    for option, place, other in (
+        ("--method", f"{project / 'mine.py'}:Mine", "--data PATH"),
+        ("--data", str(project / "data.npz"), "--method FOLDER/mine.py:Mine"),
+    ):  # each alone says what else is missing, in a command that is complete
+        said = fedcsd("resume", cut, option, place)
+        assert f"is not there: fedcsd resume {cut} {option} {place} {other} tells where it is" in said.stderr
     both = ("--method", f"{project / 'mine.py'}", "--data", str(project / "data.npz"))
     assert fedcsd("resume", str(project / "cut"), *both).returncode == 0
     same(project / "whole", project / "cut")
@@ -72,7 +78,11 @@ def test_something_else_is_refused(project: Path) -> None:
     shutil.copy(project / "mine.py", project / "other.py")
     (project / "other.py").write_text(OWN.replace("Mine", "Other"))
     with pytest.raises(UserError, match="and nothing else"):
+        package.resume(project / "cut", **{**both, "method": f"{project / 'other.py'}:Other"})
+    with pytest.raises(UserError, match=r"unknown class of other.py 'Mine'"):
         package.resume(project / "cut", **{**both, "method": str(project / "other.py")})
+    with pytest.raises(UserError, match=r"^there is no file .*nowhere.py"):  # the data has no part in that
+        package.resume(project / "cut", **{**both, "method": str(project / "nowhere.py")})
     arrays = dict(np.load(project / "data.npz"))
     np.savez(project / "data2.npz", **{**arrays, "x_train": arrays["x_train"] + 1})
     with pytest.raises(UserError, match="the data is not the data that"):
@@ -88,7 +98,8 @@ def test_a_built_in_method_has_no_file(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match="has no file that --method could tell the place of; leave --method out"
     ):
-        package.resume(tmp_path / "run", method="fedavg", rounds=2)
+        package.resume(tmp_path / "run", data=blobs(), method="fedavg", rounds=2)
+    package.resume(tmp_path / "run", data=blobs(), method="fedcsd", rounds=2)  # as it was
 
 
 def test_runs_of_other_code_of_the_package_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 import shlex
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +12,18 @@ import tomli_w
 from fedcsd import provenance
 from fedcsd.config import layered
 from fedcsd.errors import UserError, note
-from fedcsd.experiments import absolute, config_of, prepare, sources_of
+from fedcsd.experiments import FROM_PYTHON, absolute, config_of, load_data, prepare, settings_of
 from fedcsd.federation import Experiment
-from fedcsd.naming import complete, file_of, located, parse
+from fedcsd.methods import methods
+from fedcsd.models import find
+from fedcsd.naming import file_of, parse
+from fedcsd.own import digest_of, digest_of_source, source_of
 from fedcsd.runs import RunDirectory, write_whole, writing_to
 
 MOVABLE = ("method", "model", "data", "data_dir")
 """settings that say where something is"""
+CODE = {"method": "method", "model": "model_code"}
+"""what may be of one's own, and the fact that tells versions of its code apart"""
 
 
 def facts_of(experiment: Experiment) -> dict[str, Any]:
@@ -26,25 +33,42 @@ def facts_of(experiment: Experiment) -> dict[str, Any]:
         "model": experiment.network.layout.fingerprint(),
         "package": provenance.package(),
     }
-    return {**facts, **sources_of(experiment)}
+    return {**facts, **_sources_of(experiment)}
+
+
+def _sources_of(experiment: Experiment) -> dict[str, str]:
+    """Tells versions of somebody's own method and model apart; what is built in or given from Python has none."""
+    name = experiment.tables.get("method", {}).get("name", "")
+    own = name and name not in methods.names
+    found = {
+        "method": digest_of_source(type(experiment.method), name) if own else "",
+        "model_code": getattr(experiment.factory, "digest", ""),
+    }
+    return {what: code for what, code in found.items() if code}
+
+
+def code_now(what: str, name: str) -> str:
+    """The digest that the file of a method or model of one's own has now; "" if it cannot be read."""
+    file = file_of(name)
+    with suppress(UserError):  # its package may be gone
+        file = file or source_of(methods.load(name) if what == "method" else find(name), name)
+    return digest_of(file)
 
 
 def changed_code(experiment: Experiment, directory: RunDirectory) -> dict[str, Any]:
     """The new facts if a file of one's own or this package is not what it was; the user is told."""
     facts, here = directory.config["facts"], facts_of(experiment)
     settings = layered(directory.settings)
-    names = {
-        "method": settings["method"]["name"],
-        "model_code": settings["model"]["name"],
-        "package": "fedcsd itself",
-    }
-    now = {what: here.get(what, "") for what in names if what in facts}
-    changed = {what: code for what, code in now.items() if code != facts[what]}
-    for what in changed:
-        note(
-            f"the code of {names[what]} has changed since {directory.path} was started: "
-            "from here on it is trained with the new code"
-        )
+    names = {fact: settings[what]["name"] for what, fact in CODE.items()} | {"package": "fedcsd itself"}
+    now = {fact: here.get(fact, FROM_PYTHON) for fact in names if fact in facts}
+    changed = {fact: code for fact, code in now.items() if code != facts[fact]}
+    for fact, code in changed.items():
+        since = f"the code of {names[fact]} has changed since {directory.path} was started"
+        with_new = "from here on it is trained with the new code"
+        if code == FROM_PYTHON:  # which a method never is: its name would be another
+            since = f"{directory.path} was started with {names[fact]}"
+            with_new = f"from here on its model is what is {FROM_PYTHON}"
+        note(f"{since}: {with_new}")
     return changed
 
 
@@ -75,45 +99,59 @@ def check_same(experiment: Experiment, directory: RunDirectory) -> None:
 
 
 def _check_facts(experiment: Experiment, directory: RunDirectory) -> None:
-    facts, here = directory.config["facts"], facts_of(experiment)
+    here = facts_of(experiment)
     for what in ("data", "model"):
-        if facts[what] != here[what]:
-            raise UserError(
-                f"the {what} is not the {what} that {directory.path} was started with: restore it, or start a new run"
-            )
+        _check_fact(what, here[what], directory)
 
 
-def check_there(directory: RunDirectory, given: Mapping[str, Any]) -> None:
-    """Whether files of one's own and the data are where the run left them; if not, how to say where they are."""
-    settings, again = layered(directory.settings), f"fedcsd resume {shlex.quote(str(directory.path))}"
-    data = Path(settings["data"]["name"])
-    for what in ("method", "model"):
-        name = settings[what]["name"]
-        file = file_of(name)
-        if what not in given and file and not file.exists():
-            say = f"{again} --{what} FOLDER/{Path(name).name}"
-            raise UserError(f"{file}, the {what} of {directory.path}, is not there: {say} tells where it is")
-    if "data" not in given and data.is_absolute() and not data.exists():
+def _check_fact(what: str, here: str, directory: RunDirectory) -> None:
+    if directory.config["facts"][what] != here:
         raise UserError(
-            f"{data}, the data of {directory.path}, is not there: {again} --data PATH tells where it is"
+            f"the {what} is not the {what} that {directory.path} was started with: restore it, or start a new run"
         )
 
 
-def _check_moved(path: Path, what: str, before: str, now: str) -> None:
-    """A method or model may be in another place, but must be of the same name."""
-    own = ":" in before
-    name = before.rpartition(":")[2]
-    if not own or ":" not in now or now.rpartition(":")[2] != name:
-        does = (
-            f"--{what} tells where the file of {name} is, and nothing else; start a new run"
-            if own
-            else f"it has no file that --{what} could tell the place of; leave --{what} out, or start a new run"
-        )
-        raise UserError(f"{path} was started with {before}: {does}")
+def check_there(
+    directory: RunDirectory, given: Mapping[str, Any], places: Mapping[str, Any] | None = None
+) -> None:
+    """Whether files of one's own and the data are where the run left them; if not, how to say where they are.
+
+    What is `given` from Python is not looked for, nor what there is a new place of."""
+    settings, lost, places = layered(directory.settings), [], places or {}
+    told = [f"--{key.replace('_', '-')} {shlex.quote(str(place))}" for key, place in places.items()]
+    for what in ("method", "model", "data"):
+        name = settings[what]["name"]
+        place = Path(name) if what == "data" else file_of(name)
+        if what not in {*given, *places} and place and place.is_absolute() and not place.exists():
+            lost.append(f"{place}, the {what} of {directory.path},")
+            told.append(f"--{what} " + ("PATH" if what == "data" else f"FOLDER/{Path(name).name}"))
+    if lost:
+        are, they = ("are", "they are") if len(lost) > 1 else ("is", "it is")
+        again = f"fedcsd resume {shlex.quote(str(directory.path))} {' '.join(told)}"
+        raise UserError(f"{' and '.join(lost)} {are} not there: {again} tells where {they}")
 
 
-def move(directory: RunDirectory, places: Mapping[str, str | Path]) -> None:
-    """Note where files of one's own, the data or the folder of published data are now, if they are the same."""
+def _moved(path: Path, what: str, before: str, place: str) -> str:
+    """The name of a method or model that may be in another place now, but must be the same; its class or function
+    may be left out."""
+    spec, name = parse(place), before.rpartition(":")[2]
+    if spec.home and not spec.name:
+        spec = replace(spec, name=name)
+    now = ":".join((spec.full, *spec.parts))
+    if now == before or (":" in before and ":" in now and now.rpartition(":")[2] == name):
+        return now
+    does = (
+        f"--{what} tells where the file of {name} is, and nothing else; start a new run"
+        if ":" in before
+        else f"it has no file that --{what} could tell the place of; leave --{what} out, or start a new run"
+    )
+    raise UserError(f"{path} was started with {before}: {does}")
+
+
+def move(directory: RunDirectory, places: Mapping[str, str | Path], given: Mapping[str, Any]) -> None:
+    """Note where files of one's own, the data or the folder of published data are now, if they are the same.
+
+    `given` are the objects from Python that the run goes on with."""
     settings = layered(directory.settings)
     tables: dict[str, Any] = {}
     for key, place in places.items():
@@ -122,18 +160,29 @@ def move(directory: RunDirectory, places: Mapping[str, str | Path]) -> None:
         elif key == "data":
             tables[key] = {**settings[key], "name": absolute(str(place))}
         else:
-            before = settings[key]["name"]
-            spec = complete(parse(str(place))) if key == "method" else None
-            now = ":".join((spec.full, *spec.parts)) if spec else located(str(place))
-            _check_moved(directory.path, key, before, now)
+            now = _moved(directory.path, key, settings[key]["name"], str(place))
             tables[key] = {**settings[key], "name": now}
-    try:
-        experiment = prepare({**settings, **tables}, parts=directory.partition())
-    except UserError as error:
-        if "data" not in tables or not Path(tables["data"]["name"]).exists():
-            raise
-        other = f"{tables['data']['name']} cannot be the data that {directory.path} was started with"
-        raise UserError(f"{other}: {error}") from None
-    _check_facts(experiment, directory)
+    tables = {key: table for key, table in tables.items() if table != settings.get(key)}
+    if not tables:
+        return
+    check_there(directory, given, {key: places[key] for key in tables})
+    values = {**settings, **tables}
+    if "data" in tables:
+        _check_data(directory, values)
+    _check_facts(prepare(values, parts=directory.partition(), **given), directory)
     with writing_to(directory.path, advice=""):
         write_whole(directory.path / "config.toml", tomli_w.dumps({**directory.config, **tables}).encode())
+
+
+def _check_data(directory: RunDirectory, values: Mapping[str, Any]) -> None:
+    """Refuse other data before a model is made for it."""
+    settings, name = settings_of(values), values["data"]["name"]
+    try:
+        found = load_data(values["data"], None, settings).fingerprint()
+    except UserError as error:
+        if not Path(name).exists():
+            raise
+        raise UserError(
+            f"{name} cannot be the data that {directory.path} was started with: {error}"
+        ) from None
+    _check_fact("data", found, directory)

@@ -18,11 +18,9 @@ from fedcsd.data.partition import Rows, hold_out
 from fedcsd.errors import UserError, no_option, unknown
 from fedcsd.federation import Experiment, initial_network
 from fedcsd.methods import Method, methods
-from fedcsd.methods._own import digest
-from fedcsd.models import Factory, choose, factory, find
+from fedcsd.models import Factory, choose, factory
 from fedcsd.models.network import Network
-from fedcsd.naming import file_of, short
-from fedcsd.own import digest_of_source
+from fedcsd.naming import short
 
 FROM_PYTHON = "given from Python"
 
@@ -96,17 +94,22 @@ def _choices(
 ) -> tuple[Settings, dict[str, Any], Dataset]:
     """Settings, the tables of data, model and partition, and the data set; every choice made."""
     tables = {key: values[key] for key in ("data", "model", "partition")}
+    settings = settings_of(values)
+    _check_device(settings)
+    dataset = load_data(tables["data"], data, settings)
+    return *_resolved(settings, tables, dataset, model), dataset
+
+
+def settings_of(values: Mapping[str, Any]) -> Settings:
+    """What is no choice by name, checked."""
     flat = {key: value for key, value in values.items() if key not in TABLES}
     for key in flat:
         if key not in Settings.__dataclass_fields__ and option_of_method(key):
             raise UserError(f"{key} is an option of the method: --set method.{key}=…")
-    settings = build(Settings, flat)
-    _check_device(settings)
-    dataset = _load(tables["data"], data, settings)
-    return *_resolved(settings, tables, dataset, model), dataset
+    return build(Settings, flat)
 
 
-def _load(table: Mapping[str, Any], given: Any, settings: Settings) -> Dataset:
+def load_data(table: Mapping[str, Any], given: Any, settings: Settings) -> Dataset:
     options = dict(table)
     name = options.pop("name")
     if given is None and name == FROM_PYTHON:
@@ -183,16 +186,6 @@ def method_of(choice: Any) -> Method:
     method = make_method(choice) if isinstance(choice, Mapping) else choice
     made: Method = method() if isinstance(method, type) else method
     return made
-
-
-def sources_of(experiment: Experiment) -> dict[str, str]:
-    """Tells versions of somebody's own method and model apart; what is built in or given from Python has none."""
-    name, model = experiment.tables.get("method", {}).get("name", ""), experiment.tables["model"]["name"]
-    found = {
-        "method": digest(type(experiment.method), name) if name and name not in methods.names else "",
-        "model_code": digest_of_source(find(model), file_of(model)) if ":" in model else "",
-    }
-    return {what: code for what, code in found.items() if code}
 
 
 def _resolved(

@@ -15,15 +15,14 @@ from torch import Tensor, nn
 
 from fedcsd import tracking
 from fedcsd.analysis.summary import summarise
-from fedcsd.began import MOVABLE, changed_code, check_same, check_there, facts_of, move
+from fedcsd.began import CODE, MOVABLE, changed_code, check_same, check_there, code_now, facts_of, move
 from fedcsd.config import layered, native
 from fedcsd.data.partition import counts_of
 from fedcsd.errors import Diverged, Divergence, MethodFailed, RunStopped, UserError, note
-from fedcsd.experiments import config_of, folder_of, prepare, split_objects
+from fedcsd.experiments import FROM_PYTHON, config_of, folder_of, prepare, split_objects
 from fedcsd.federation import Experiment, Federation, Record, Watch
 from fedcsd.methods import Method
-from fedcsd.naming import file_of, short
-from fedcsd.own import digest_of
+from fedcsd.naming import short
 from fedcsd.places import Place, here, sigterm_as_interrupt
 from fedcsd.runs import AFTER_DIVERGENCE, RunDirectory, writing_to
 from fedcsd.tracking import EachRound, OnRound
@@ -159,7 +158,7 @@ def take_up(
     changes = {key: native(value) for key, value in (changes or {}).items() if value is not None}
     places = {key: changes.pop(key) for key in MOVABLE if key in changes}
     if places:
-        move(directory, places)
+        move(directory, places, given or {})
     for key in changes:
         if key not in CHANGEABLE:
             raise UserError(
@@ -266,10 +265,11 @@ def load_run(path: str | Path) -> Run:
 def _tell_if_old(directory: RunDirectory) -> None:
     """A run that has ended, of a method or model whose file has changed since, is still what the old code gave."""
     settings, facts = layered(directory.settings), directory.config["facts"]
-    for what, fact in (("method", "method"), ("model", "model_code")):
-        file, before = file_of(settings[what]["name"]), facts.get(fact)
-        if file and before and digest_of(file) not in ("", before):
-            note(f"{directory.path} was trained before {file} changed: remove that folder to train it again")
+    for what, fact in CODE.items():
+        name, before = settings[what]["name"], facts.get(fact)
+        if before not in (None, FROM_PYTHON) and code_now(what, name) not in ("", before):
+            home = name.rpartition(":")[0] or name
+            note(f"{directory.path} was trained before {home} changed: remove that folder to train it again")
 
 
 def train(job: Job, watch: Watch | None = None, place: Place = here) -> Run:

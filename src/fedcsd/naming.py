@@ -52,14 +52,14 @@ def parse(text: str) -> Spec:
     parts = rest.split(":") if rest else []
     if not file and not MODULE.fullmatch(name):
         return Spec("", name, tuple(parts))
-    home = str(Path(name).expanduser().resolve()) if file else name
+    home = str(file_of(text) or name)
     own = parts.pop(0) if parts and "=" not in parts[0] else ""
     return Spec(home, own, tuple(parts))
 
 
-def file_of(model: str) -> Path | None:
-    """The file of a model's name, `path/to/file.py:factory`, as seen from everywhere."""
-    file = FILE.match(model)
+def file_of(name: str) -> Path | None:
+    """The file of a method's or model's name, `path/to/file.py:factory`, as seen from everywhere."""
+    file = FILE.match(name)
     return Path(file[0]).expanduser().resolve() if file else None
 
 

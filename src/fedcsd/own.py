@@ -12,7 +12,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedcsd.errors import UserError
+from fedcsd.errors import RunStopped, UserError
+from fedcsd.naming import file_of
 
 DIGEST = "__fedcsd_digest__"
 
@@ -108,17 +109,31 @@ def check_call(function: Callable[..., Any], given: Iterable[str], named: Iterab
         raise TypeError(f"{name} is called as {name}({called}), but it is {name}({own}){place}") from None
 
 
-def digest_of_source(thing: Callable[..., Any], file: Path | None) -> str:
-    """Of the file that something was loaded from, to notice when that changes; "" if it has none."""
-    if file:
+def source_of(thing: Callable[..., Any], name: str) -> Path | None:
+    """The file that a method or model of this name was loaded from."""
+    source = file_of(name) or getattr(sys.modules[thing.__module__], "__file__", None)
+    return Path(source) if source else None
+
+
+def digest_of_source(thing: Callable[..., Any], name: str) -> str:
+    """Of that file, to notice when it changes; "" if there is none."""
+    if file := file_of(name):
         return str(vars(sys.modules[_called(file)])[DIGEST])
-    source = getattr(sys.modules[thing.__module__], "__file__", None)
-    return digest_of(Path(source)) if source else ""
+    return digest_of(source_of(thing, name))
 
 
-def digest_of(path: Path) -> str:
+def digest_of(path: Path | None) -> str:
     """Of a file's content; "" if it cannot be read."""
     try:
-        return blake2b(path.read_bytes(), digest_size=8).hexdigest()
+        return blake2b(path.read_bytes(), digest_size=8).hexdigest() if path else ""
     except OSError:
         return ""
+
+
+def check_unchanged(file: Path | None, digest: str) -> None:
+    """For what goes to a process that has to load the file again."""
+    if digest_of(file) != digest:
+        raise RunStopped(
+            f"{file} has changed since the run loaded it, and a worker process would train with other code: "
+            "restore it, or start again"
+        )

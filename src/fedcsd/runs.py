@@ -38,7 +38,7 @@ from fedcsd.weights import Layout, Value
 
 T = TypeVar("T")
 CHECKPOINTS_KEPT = 2
-CODE_CHANGE = re.compile(r"after round (\d+): code of the (method|model) (\w+) -> (\w+)")
+CODE_CHANGE = re.compile(r"after round (\d+): code of the (method|model) (.+) -> (.+)")
 AFTER_DIVERGENCE = ("lr", "on_divergence")  # settings that may change in mid-run so that it can go on
 OWN = {
     "config.toml",
@@ -232,10 +232,10 @@ class RunDirectory:
         changes = self.config["facts"].get("changes", [])
         return [c for c in changes if c.partition(": ")[2].partition(" ")[0] in AFTER_DIVERGENCE]
 
-    def code(self, what: str = "method") -> list[tuple[int, str]]:
-        """The versions of the method's (or model's) own file that the run was trained with, each with the round
-        after which it came; empty for a built-in one."""
-        facts, key = self.config["facts"], {"model": "model_code"}.get(what, what)
+    def code(self, key: str = "method") -> list[tuple[int, str]]:
+        """The versions of the method's own file (or with "model_code" the model's) that the run was trained with,
+        each with the round after which it came; empty for a built-in one."""
+        facts, what = self.config["facts"], key.removesuffix("_code")
         found = [CODE_CHANGE.fullmatch(change) for change in facts.get("changes", [])]
         changes = [match.groups() for match in found if match and match[2] == what]
         used = [(0, changes[0][2] if changes else facts.get(key, ""))]

@@ -11,7 +11,8 @@ import pytest
 from conftest import assert_found_by_workers, small
 
 import fedcsd
-from fedcsd.errors import Note, UserError
+from fedcsd.backends.local import LocalBackend
+from fedcsd.errors import Note, RunStopped, UserError
 from fedcsd.experiments import make_method
 from fedcsd.methods import methods
 from fedcsd.naming import method_table
@@ -91,6 +92,21 @@ def test_spawned_workers_find_it() -> None:
     write("test.py", SCALED)
     experiment = small(make_method(method_table("test.py:by=0.5")))
     assert_found_by_workers(experiment)
+
+
+@pytest.mark.parametrize("name", ["other.py:Scaled", "lab.other:Scaled"])
+def test_spawned_workers_never_load_a_file_that_has_changed(name: str) -> None:
+    write("other.py", SCALED)
+    write("lab/other.py", SCALED)
+    experiment = small(make_method(method_table(name)))
+    try:
+        assert_found_by_workers(experiment)
+        write("other.py", SCALED.replace("1.0", "2.0"))
+        write("lab/other.py", SCALED.replace("1.0", "2.0"))
+        with pytest.raises(RunStopped, match=r"other.py has changed since the run loaded it"):
+            LocalBackend(experiment.site(), experiment.network.layout, 1, "spawn")
+    finally:
+        sys.modules.pop("lab.other", None), sys.modules.pop("lab", None)
 
 
 BAD = {

@@ -1,16 +1,24 @@
 """A model of one's own, by its file or its module: found, told apart by version, and found again elsewhere."""
 
+import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from conftest import Fedcsd, assert_found_by_workers, blobs
 from test_runs import SMALL, same, stop_after
 
 import fedcsd as package
-from fedcsd.errors import Note, UserError
+from fedcsd.backends.local import LocalBackend
+from fedcsd.errors import Note, RunStopped, UserError
 from fedcsd.experiments import prepare
+from fedcsd.federation import Experiment
 from fedcsd.methods.fedavg import FedAvg
+from fedcsd.methods.fedprox import FedProx
 from fedcsd.models import find
+from fedcsd.runs import RunDirectory
 
 NETS = """from math import prod
 
@@ -106,6 +114,11 @@ def test_a_file_that_has_moved(nets: Path, fedcsd: Fedcsd, tmp_path: Path) -> No
     moved = fedcsd(*longer, "--model", f"{there}:net")
     assert moved.returncode == 0, moved.stderr
     assert package.resume(tmp_path / "run", rounds=3).summary["rounds"] == 3  # it is known from now on
+    (tmp_path / "q").mkdir()
+    there = there.rename(tmp_path / "q/mm.py")
+    short = fedcsd("resume", "run", "--rounds", "4", "--model", "q/mm.py")  # what makes the model is known
+    assert short.returncode == 0, short.stderr
+    assert package.load_run(tmp_path / "run").settings["model"] == {"name": f"{there}:net"}
 
 
 def test_a_built_in_model_has_no_file(tmp_path: Path) -> None:
@@ -113,7 +126,36 @@ def test_a_built_in_model_has_no_file(tmp_path: Path) -> None:
     with pytest.raises(
         UserError, match="has no file that --model could tell the place of; leave --model out"
     ):
-        package.resume(tmp_path / "run", data=blobs(), model="mlp", rounds=2)
+        package.resume(tmp_path / "run", data=blobs(), model="simple_cnn", rounds=2)
+    same_names = {"model": "mlp", "method": "fedcsd"}  # as they were: nothing moves
+    assert package.resume(tmp_path / "run", data=blobs(), **same_names, rounds=2).summary["rounds"] == 2
+
+
+def test_a_moved_model_beside_objects(nets: Path, tmp_path: Path) -> None:
+    objects = {"data": blobs(), "method": FedProx(mu=0.5)}
+    package.run(model=f"{nets}:net", rounds=1, out=tmp_path / "run", **objects, **SMALL)
+    there = nets.rename(tmp_path / "moved.py")
+    run = package.resume(tmp_path / "run", model=f"{there}:net", rounds=2, **objects)
+    assert run.settings["model"] == f"{there}:net"
+    with pytest.raises(UserError, match=r"the data of this run was given from Python"):
+        package.resume(tmp_path / "run", model=f"{there.rename(nets)}:net", rounds=3)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_an_object_in_place_of_a_file(there: bool, nets: Path, tmp_path: Path) -> None:
+    package.run(model=f"{nets}:net", rounds=1, data=blobs(), out=tmp_path / "run", **SMALL)
+    net = find(f"{nets}:net")
+    nets.unlink() if not there else None
+    before = RunDirectory.open(tmp_path / "run").config["facts"]["model_code"]
+    with pytest.warns(Note, match=r"nets.py:net: from here on its model is what is given from Python"):
+        package.resume(tmp_path / "run", data=blobs(), model=net, rounds=2)
+    facts = RunDirectory.open(tmp_path / "run").config["facts"]
+    assert facts["changes"][-1] == f"after round 1: code of the model {before} -> given from Python"
+    assert RunDirectory.open(tmp_path / "run").code("model_code") == [(0, before), (1, "given from Python")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Note)  # nothing is known of an object
+        package.resume(tmp_path / "run", data=blobs(), model=net, rounds=3)
+        package.load_run(tmp_path / "run")
 
 
 def test_a_file_that_has_changed_is_told(nets: Path, tmp_path: Path) -> None:
@@ -131,10 +173,52 @@ def test_a_file_that_has_changed_is_told(nets: Path, tmp_path: Path) -> None:
         package.resume(tmp_path / "c/fedavg-seed0", data=blobs(), rounds=4)
 
 
-def test_workers_of_every_kind_find_it(nets: Path) -> None:
+@pytest.mark.parametrize("home", ["marked_nets", "marked_nets.py"])
+def test_a_change_is_marked_in_comparisons(
+    home: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "marked_nets.py").write_text(NETS)
+    call = {"data": blobs(), "model": f"{home}:net", "rounds": 1, "out": tmp_path / "c", **SMALL}
+    try:
+        package.compare("fedavg", **call)
+        (tmp_path / "marked_nets.py").write_text(NETS.replace("ReLU", "Tanh"))
+        with pytest.warns(Note, match=r"was trained before .*marked_nets.* changed"):
+            again = package.compare("fedavg", **call)
+    finally:
+        sys.modules.pop("marked_nets", None)
+    assert again.rows[0].notes[0].startswith(f"seed 0: trained with other code than {home} has now")
+    assert "trained with other code of the method or model than there is now" in again.markdown()
+
+
+def test_an_edit_while_it_trains_changes_nothing(nets: Path) -> None:
+    call = {"method": "moon", "data": blobs(), "model": f"{nets}:net", "rounds": 4, "lr": 0.1, **SMALL}
+
+    def edited(text: str) -> Callable[..., None]:
+        return lambda record, rounds: nets.write_text(text) if record["round"] == 1 else None
+
+    whole = package.run(**call).weights
+    for text in (NETS.replace("ReLU", "Tanh"), "def net(:"):  # MOON's third network is first made in round 2
+        nets.write_text(NETS)
+        run = package.run(on_round=edited(text), **call)
+        assert all(torch.equal(whole[name], run.weights[name]) for name in whole)
+
+
+def experiment_of(nets: Path) -> Experiment:
     values = {**SMALL, "data": "given from Python", "model": f"{nets}:net"}
-    experiment = prepare(values, data=blobs(), method=FedAvg())
-    assert_found_by_workers(experiment)
+    return prepare(values, data=blobs(), method=FedAvg())
+
+
+def test_workers_of_every_kind_find_it(nets: Path) -> None:
+    assert_found_by_workers(experiment_of(nets))
+
+
+def test_workers_never_load_a_file_that_has_changed(nets: Path) -> None:
+    experiment = experiment_of(nets)
+    nets.write_text(NETS.replace("ReLU", "Tanh"))
+    with pytest.raises(RunStopped, match=r"nets.py has changed since the run loaded it, .*: restore it"):
+        LocalBackend(experiment.site(), experiment.network.layout, 1, "spawn")
 
 
 def test_it_goes_to_the_sites_with_the_app(nets: Path, fedcsd: Fedcsd, tmp_path: Path) -> None:

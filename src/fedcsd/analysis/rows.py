@@ -9,13 +9,10 @@ from statistics import mean
 from typing import Any, Protocol
 
 from fedcsd.analysis.tables import Row
+from fedcsd.began import CODE, code_now
 from fedcsd.config import IRRELEVANT, Settings, layered
-from fedcsd.errors import Divergence, UserError
+from fedcsd.errors import Divergence
 from fedcsd.jobs import Run
-from fedcsd.methods import methods
-from fedcsd.methods._own import digest
-from fedcsd.naming import file_of, parse
-from fedcsd.own import digest_of
 from fedcsd.runs import RunDirectory
 
 PERSONAL = "client_accuracy_personal_mean"
@@ -114,19 +111,16 @@ def blown_up(run: Ended, classes: int, untrained: bool = False) -> list[str]:
 
 
 def _other_code(run: Run) -> list[str]:
-    """Which rounds were trained with other code of the method's or model's own file than it has now, if any were."""
+    """Which rounds were trained with other code of one's own method or model than there is now, if any were."""
     if run.path is None:
         return []
     names, directory = layered(run.settings), RunDirectory.open(run.path)
-    method = _other(run.path, directory.code(), *_code_now(names["method"]["name"]))
-    own = file_of(names["model"]["name"])
-    return method + (_other(run.path, directory.code("model"), digest_of(own), own.name) if own else [])
+    used = {what: code for what, fact in CODE.items() if (code := directory.code(fact))}
+    return [note for what, code in used.items() for note in _other(run.path, what, names[what]["name"], code)]
 
 
-def _other(path: Path, used: Sequence[tuple[int, str]], now: str, file: str) -> list[str]:
-    if not used:
-        return []
-    now = now or used[-1][1]  # without the file, only a change in mid-run can be seen
+def _other(path: Path, what: str, name: str, used: Sequence[tuple[int, str]]) -> list[str]:
+    now = code_now(what, name) or used[-1][1]  # without the file, only a change in mid-run can be seen
     ends = [begin for begin, _ in used[1:]]
     other = [
         _rounds(begin + 1, end) for (begin, code), end in zip(used, [*ends, None], strict=True) if code != now
@@ -134,8 +128,9 @@ def _other(path: Path, used: Sequence[tuple[int, str]], now: str, file: str) -> 
     if not other:
         return []
     which = f"{' and '.join(other)} " if len(used) > 1 else ""
+    home = Path(name.rpartition(":")[0] or name).name
     return [
-        f"{which}trained with other code than {file} has now; to train only this run again, "
+        f"{which}trained with other code than {home} has now; to train only this run again, "
         f"remove its folder {path.name} and give the same command"
     ]
 
@@ -144,16 +139,6 @@ def _rounds(first: int, last: int | None) -> str:
     if last is None:
         return f"rounds {first} on"
     return f"rounds {first} to {last}" if last > first else f"round {first}"
-
-
-def _code_now(name: str) -> tuple[str, str]:
-    """The digest of the file that a method of one's own is in, and what to call that file."""
-    spec = parse(name)
-    if spec.file:
-        return digest_of(spec.file), spec.file.name
-    with suppress(UserError):  # its package may be gone
-        return digest(methods.load(name), name), spec.home or name
-    return "", spec.home or name
 
 
 def told(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -242,7 +242,7 @@ def captions(rows: Sequence[Row], seeds: Sequence[int]) -> list[str]:
         )
     reasons = {
         "settings were changed after a divergence": any(row.mended for row in rows),
-        "rounds, some or all, were trained with other code of the method's file": any(
+        "rounds, some or all, were trained with other code of the method or model than there is now": any(
             row.other_code for row in rows
         ),
         "loss blew up": any(row.blew_up for row in rows),

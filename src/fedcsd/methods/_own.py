@@ -18,7 +18,7 @@ import torch
 from fedcsd.errors import UserError, note, unknown
 from fedcsd.methods.base import Method
 from fedcsd.naming import parse
-from fedcsd.own import digest_of_source, imported, module_of
+from fedcsd.own import check_unchanged, digest_of_source, imported, module_of, source_of
 from fedcsd.weights import Weights
 
 GROUP = "fedcsd.methods"
@@ -70,23 +70,32 @@ def from_entry(name: str, entries: list[metadata.EntryPoint]) -> type[Method]:
 
 def from_module(module: str, name: str) -> type[Method]:
     """The class in `package.module`, looked for in the current folder as well."""
-    return class_of(imported(module), name, module)
+    return _found_again(class_of(imported(module), name, module), module)
 
 
 def from_file(path: Path, name: str) -> type[Method]:
-    """The class in a file; worker processes that do not share our memory find it the same way."""
-    made = class_of(module_of(path, "`fedcsd new-method` writes one to start from"), name, path.name)
-    copyreg.pickle(made, partial(_reduced, path))
-    return made
+    """The class in a file."""
+    module = module_of(path, "`fedcsd new-method` writes one to start from")
+    return _found_again(class_of(module, name, path.name), str(path))
 
 
-def _reduced(path: Path, method: Method) -> tuple[Callable[..., Method], tuple[Any, ...]]:
+def _found_again(method: type[Method], home: str) -> type[Method]:
+    """The method; worker processes that do not share our memory find it by its file or module, if it is the same."""
+    digest = digest_of_source(method, home)
+    if digest:
+        copyreg.pickle(method, partial(_reduced, home, digest))
+    return method
+
+
+def _reduced(home: str, digest: str, method: Method) -> tuple[Callable[..., Method], tuple[Any, ...]]:
+    check_unchanged(source_of(type(method), home), digest)
     values = {f.name: getattr(method, f.name) for f in fields(method) if f.init}
-    return _again, (path, type(method).__name__, values)
+    return _again, (home, type(method).__name__, values)
 
 
-def _again(path: Path, name: str, values: dict[str, Any]) -> Method:
-    return from_file(path, name)(**values)
+def _again(home: str, name: str, values: dict[str, Any]) -> Method:
+    made = from_file(Path(home), name) if home.endswith(".py") else from_module(home, name)
+    return made(**values)
 
 
 def methods_in(module: ModuleType) -> dict[str, type[Method]]:
@@ -212,8 +221,3 @@ def _mentioned(name: str, where: type) -> bool:
         return bool(re.search(rf"\.{name}\b", inspect.getsource(sys.modules[where.__module__])))
     except (OSError, TypeError, KeyError):
         return True  # there is no file to look in
-
-
-def digest(method: type[Method], name: str) -> str:
-    """Of the file that a method was loaded from, to notice when that changes; "" if it has none."""
-    return digest_of_source(method, parse(name).file)

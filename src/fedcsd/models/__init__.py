@@ -6,7 +6,7 @@ that layer's input are the features. Users may also give any factory or class of
 
 import inspect
 from collections.abc import Callable, Mapping
-from functools import partial
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -16,7 +16,8 @@ from torch import nn
 
 from fedcsd.config import call_with
 from fedcsd.errors import UserError, unknown
-from fedcsd.own import imported, module_of
+from fedcsd.naming import file_of
+from fedcsd.own import check_unchanged, digest_of_source, imported, module_of, source_of
 
 MODELS = {
     "simple_cnn": "simple_cnn:simple_cnn",
@@ -55,7 +56,8 @@ def find_own(home: str, name: str) -> Callable[..., nn.Module]:
         raise UserError(
             f"{file} does not say which function or class makes the model: {Path(file).name}:NAME"
         )
-    module = module_of(Path(home)) if home.endswith(".py") else imported(home)
+    path = file_of(home)
+    module = module_of(path) if path else imported(home)
     try:
         found: Callable[..., nn.Module] = getattr(module, name)
     except AttributeError:
@@ -97,22 +99,45 @@ def factory(
         if p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)
     ]
     arguments = (shape, classes)[: len(wanted)]
-    return partial(_make, model, dict(options), arguments)
+    own = model if isinstance(model, str) and ":" in model else ""
+    return Maker(make, dict(options), arguments, own, digest_of_source(make, own) if own else "")
 
 
-def _make(
-    model: str | Callable[..., nn.Module], options: dict[str, Any], arguments: tuple[Any, ...]
-) -> nn.Module:
-    make = find(model) if isinstance(model, str) else model  # other processes find a file by its name too
-    try:
-        module = call_with(make, options, "model", *arguments)
-    except UserError:
-        raise
-    except Exception as error:
-        name = getattr(make, "__name__", "it")
-        raise UserError(
-            f"the model could not be made: {name} raised {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(module, nn.Module):
-        raise UserError(f"the model factory must return an nn.Module; it returned a {type(module).__name__}")
-    return module
+@dataclass(frozen=True)
+class Maker:
+    """Makes a run's model by the code that there was when the run began, whatever becomes of its file."""
+
+    make: Callable[..., nn.Module]
+    options: dict[str, Any]
+    arguments: tuple[Any, ...]
+    name: str = ""
+    """of a model of one's own; "" for what is built in or given from Python"""
+    digest: str = ""
+    """of the file it is in"""
+
+    def __call__(self) -> nn.Module:
+        try:
+            module = call_with(self.make, self.options, "model", *self.arguments)
+        except UserError:
+            raise
+        except Exception as error:
+            name = getattr(self.make, "__name__", "it")
+            raise UserError(
+                f"the model could not be made: {name} raised {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(module, nn.Module):
+            raise UserError(
+                f"the model factory must return an nn.Module; it returned a {type(module).__name__}"
+            )
+        return module
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A process that does not share our memory finds a model of one's own by its name."""
+        if not self.digest:
+            return Maker, (self.make, self.options, self.arguments)
+        check_unchanged(source_of(self.make, self.name), self.digest)
+        return _again, (self.options, self.arguments, self.name, self.digest)
+
+
+def _again(options: dict[str, Any], arguments: tuple[Any, ...], name: str, digest: str) -> Maker:
+    return Maker(find(name), options, arguments, name, digest)
