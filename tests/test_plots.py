@@ -86,6 +86,11 @@ def test_where_rounds_lie_on_the_axis() -> None:
     assert plots.times([long], "bytes").tolist() == [4.0, 8.0]
 
 
+def test_bytes_on_an_axis_have_a_unit() -> None:
+    assert plots.named("bytes_up") == ("sent by clients (MB)", 1e-6)
+    assert plots.named("bytes_down") == ("sent to clients (MB)", 1e-6)
+
+
 def test_unknown_metrics_suggest_the_nearest(tmp_path: Path) -> None:
     histories = {"a": [[record(1)]], "b": [[record(1, logit_drift=1.0)]]}
     with pytest.raises(UserError, match="unknown metric 'test_acuracy': did you mean test_accuracy"):

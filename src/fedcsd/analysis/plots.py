@@ -35,6 +35,8 @@ NAMES = {key: (name, factor) for key, name, factor in PANELS} | {
     "target_entropy": ("target's entropy / log C", 1.0),
     "train_accuracy": ("global model on training data (%)", 100.0),
     "local_train_accuracy": ("local models on training data (%)", 100.0),
+    "bytes_down": ("sent to clients (MB)", 1e-6),
+    "bytes_up": ("sent by clients (MB)", 1e-6),
     **{key: (f"{name} (%)", 100.0) for key, name in MASK.items()},
 }
 TRACKED = ("logit_drift", "feature_drift", "local_accuracy", "train_accuracy", "local_train_accuracy")
