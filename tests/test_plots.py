@@ -1,6 +1,7 @@
 """Curves of any measurement: which runs are one line, how they are called, and where rounds lie."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,42 @@ def test_methods_are_called_as_one_names_them() -> None:
     assert called(target="uniform", mu=0.01) == "fedcsd:uniform:mu=0.01"
     assert called(similarity=False, mask="none", teacher="global") == "fedcsd:base"
     assert plots.method_label({"name": "/tmp/my_method.py:Mine", "mu": 1.0}) == "Mine"
+
+
+OWN = """
+from dataclasses import dataclass
+import fedcsd
+@dataclass(frozen=True)
+class Mine(fedcsd.FedAvg):
+    mu: float = 0.1
+    kind: str = "plain"
+    deep: bool = True
+    steps: tuple[int, ...] = (1, 2)
+    presets = {"strong": {"mu": 1.0, "kind": "plain"}}
+"""
+
+
+def test_variants_of_ones_own_method_are_called_as_one_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("mine.py", "other.py", "pack/its.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path, str(tmp_path)])
+    plain: dict[str, Any] = {"mu": 0.1, "kind": "plain", "deep": True, "steps": [1, 2]}
+    changes: list[dict[str, Any]] = [{}, {"kind": "power"}, {"mu": 1.0}, {"mu": 1.0, "deep": False}]
+
+    def labels(name: str) -> list[str]:
+        return plots.labels_of([{**BASE, "method": {"name": name, **plain, **c}} for c in changes])
+
+    for name in (f"{tmp_path}/mine.py:Mine", "pack.its:Mine"):
+        assert labels(name) == ["Mine", "Mine:kind=power", "Mine:strong", "Mine:strong:deep=false"]
+    gone = labels(f"{tmp_path}/gone.py:Mine")
+    assert gone[:2] == ["Mine:mu=0.1:kind=plain:deep=true", "Mine:mu=0.1:kind=power:deep=true"]
+    files = [{**BASE, "method": {"name": f"{tmp_path}/{f}.py:Mine", **plain}} for f in ("mine", "other")]
+    assert plots.labels_of(files) == ["mine.Mine", "other.Mine"]
+    assert plots.labels_of([files[0], files[0]]) == ["Mine", "Mine"]
 
 
 def test_seeds_are_one_line_and_what_differs_is_told(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ line with a band."""
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import MISSING, Field, fields
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,10 @@ from numpy.typing import NDArray
 from fedcsd.analysis.curves import PANELS, History, line
 from fedcsd.analysis.figures import PAGE, SUFFIXES, below, dress, grid, printed, verbatim
 from fedcsd.comparison_folder import run_name
-from fedcsd.config import IRRELEVANT
+from fedcsd.config import IRRELEVANT, toml_text
 from fedcsd.errors import UserError, note, unknown
 from fedcsd.methods import methods
-from fedcsd.naming import free, short
+from fedcsd.naming import free, parse, short
 from fedcsd.runs import RunDirectory
 from fedcsd.tracking import flattened
 
@@ -90,9 +91,16 @@ def labels_of(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """A label for each: the method as one names it, and the settings in which they differ."""
     keys = [key for key in settings[0] if key not in (*UNTOLD, "method")]
     differ = [key for key in keys if any(s.get(key) != settings[0].get(key) for s in settings)]
-    return [
-        ", ".join([method_label(s["method"]), *(f"{key}={_brief(s.get(key))}" for key in differ)])
+    tables = [s["method"] for s in settings]
+    labels = [
+        ", ".join([method_label(s["method"], tables), *(f"{key}={_brief(s.get(key))}" for key in differ)])
         for s in settings
+    ]
+    homes = [parse(table["name"]).home for table in tables]
+    taken = set(zip(labels, homes, strict=True))  # two files may have a class of the same name
+    return [
+        f"{Path(home).stem}.{label}" if home and sum(label == other for other, _ in taken) > 1 else label
+        for label, home in zip(labels, homes, strict=True)
     ]
 
 
@@ -100,18 +108,30 @@ def _brief(value: Any) -> str:
     return str(value["name"]) if isinstance(value, Mapping) else str(value)
 
 
-def method_label(table: Mapping[str, Any]) -> str:
-    """`fedcsd:uniform`, `fedcsd:mu=0.01`: the name with what differs from the defaults, by preset if one says it."""
+def method_label(table: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = ()) -> str:
+    """`fedcsd:uniform`, `fedcsd:mu=0.01`: the name with what differs from the defaults, by preset if one says it.
+
+    Of a method that cannot be loaded any more, with what differs from the same method's other tables."""
     name, options = table["name"], {key: value for key, value in table.items() if key != "name"}
-    if name not in methods.names:
-        return short(name)
-    made = methods.load(name)
-    defaults = {key: field.default for key, field in made.__dataclass_fields__.items()}
-    changed = {key: value for key, value in options.items() if value != defaults.get(key)}
-    presets = [(preset, sets) for preset, sets in made.presets.items() if sets.items() <= changed.items()]
-    preset, sets = max(presets, key=lambda some: len(some[1]), default=("", {}))
-    rest = [f"{key}={value}" for key, value in changed.items() if key not in sets]
-    return ":".join(filter(None, (name, preset, *rest)))
+    presets: dict[str, Mapping[str, Any]] = {}
+    try:
+        made = methods.load(name)
+    except UserError:
+        same = [other for other in others if other["name"] == name]
+        changed = {k: v for k, v in options.items() if any(other.get(k) != v for other in same)}
+    else:
+        defaults, presets = {f.name: _default(f) for f in fields(made)}, made.presets
+        changed = {key: value for key, value in options.items() if value != defaults.get(key)}
+    fitting = [(preset, sets) for preset, sets in presets.items() if sets.items() <= options.items()]
+    preset, sets = max(fitting, key=lambda some: len(some[1].keys() & changed), default=("", {}))
+    rest = [f"{key}={toml_text(value)}" for key, value in changed.items() if key not in sets]
+    return ":".join((short(name), *[preset] * bool(sets.keys() & changed), *rest))
+
+
+def _default(option: Field[Any]) -> Any:
+    """As config.toml has it, which has lists only."""
+    value = option.default if option.default_factory is MISSING else option.default_factory()
+    return list(value) if isinstance(value, tuple) else value
 
 
 def flat(history: History) -> list[dict[str, Any]]:
