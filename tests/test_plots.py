@@ -11,7 +11,15 @@ import pytest
 from fedcsd.analysis import plots
 from fedcsd.errors import Note, UserError
 
-BASE = {"data": "digits", "clients": 10, "beta": 0.1, "rounds": 3, "workers": 2, "device": "cpu"}
+BASE = {
+    "data": "digits",
+    "model": "mlp",
+    "clients": 10,
+    "beta": 0.1,
+    "rounds": 3,
+    "workers": 2,
+    "device": "cpu",
+}
 FEDCSD = {"name": "fedcsd", "mu": 0.001, "tau": 10.0, "alpha": 0.9, "similarity": True, "mask": "adaptive"}
 FEDCSD |= {"teacher": "average", "target": "teacher", "similarity_scale": "none", "variant": "paper"}
 
@@ -26,9 +34,11 @@ def stored(path: Path, method: dict[str, Any], seed: int = 0, **changes: Any) ->
     import tomli_w
 
     path.mkdir(parents=True)
-    config = {**BASE, "seed": seed, **changes, "method": method, "facts": {"data": ""}}
+    facts = {"data": "", **changes.pop("facts", {})}
+    config = {**BASE, "seed": seed, **changes, "method": method, "facts": facts}
     (path / "config.toml").write_text(tomli_w.dumps(config))
-    lines = [json.dumps(record(r, target_entropy=0.9)) for r in (1, 2, 3)]
+    drift = {"logit_drift": 1.0} if changes.get("track_drift") else {}
+    lines = [json.dumps(record(r, target_entropy=0.9, **drift)) for r in (1, 2, 3)]
     (path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     return path
 
@@ -94,6 +104,38 @@ def test_seeds_are_one_line_and_what_differs_is_told(tmp_path: Path) -> None:
     }
     together = plots.grouped(plots.found([tmp_path / "c"]))
     assert list(together) == ["fedcsd", "fedavg"]
+
+
+def test_a_seed_that_is_there_twice_counts_once(tmp_path: Path) -> None:
+    for seed in (0, 1, 2):
+        stored(tmp_path / "c" / f"fedavg-seed{seed}", {"name": "fedavg"}, seed, workers=1)
+    alone = stored(tmp_path / "alone", {"name": "fedavg"}, track_drift=True)
+    again = f"left out, for .* of another run: {tmp_path}/c/fedavg-seed0 \\(as {alone}\\)$"
+    for paths in ([alone, tmp_path / "c"], [tmp_path / "c", alone]):
+        with pytest.warns(Note, match=again):
+            found = plots.by_label(plots.found(paths))
+        (runs,) = found.values()
+        assert sorted(run.path.name for run in runs) == ["alone", "fedavg-seed1", "fedavg-seed2"]
+    with pytest.warns(Note, match=r"^fedavg \(2 of its 3 runs\): logit_drift was not measured there"):
+        plots.checked({"fedavg": [plots.flat(run.history()) for run in runs]}, ["logit_drift"])
+
+
+@pytest.mark.parametrize(
+    ("other", "labels"),
+    [
+        ({"device": "cuda"}, ["fedavg, device=cpu", "fedavg, device=cuda"]),
+        ({"facts": {"method": "b" * 16}}, ["fedavg, code=aaaaaaaa", "fedavg, code=bbbbbbbb"]),
+    ],
+)
+def test_a_seed_of_other_code_or_on_another_device_is_another_line(
+    other: dict[str, Any], labels: list[str], tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    code = {"facts": {"method": "a" * 16}}
+    runs = [stored(tmp_path / str(seed), {"name": "fedavg"}, seed, **code) for seed in (0, 1)]
+    new = stored(tmp_path / "new", {"name": "fedavg"}, 0, **{**code, **other})
+    assert list(plots.by_label(plots.found([*runs, new]))) == labels
+    assert list(plots.by_label(plots.found([runs[1], new]))) == ["fedavg"]
+    assert not recwarn.list
 
 
 def test_a_comparisons_runs_are_in_its_own_order(tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ NAMES = {key: (name, factor) for key, name, factor in PANELS} | {
 }
 TRACKED = ("logit_drift", "feature_drift", "local_accuracy", "train_accuracy", "local_train_accuracy")
 UNTOLD = (*IRRELEVANT, "seed", "track_drift", "device")  # settings that make no group of their own
+VERSIONS = {"device": "device", "method": "code", "model_code": "model code", "data": "data"}
+"""what makes other runs of the same settings and seed: where config.toml has it, and its name in a label"""
 UNIFORM = 1e-7  # where a uniform target is shown on a logarithmic axis: about the rounding of float32
 SHARES = ("accuracy", "domain_mean")  # in the name of what is a share
 
@@ -76,15 +78,54 @@ def grouped(runs: Sequence[RunDirectory]) -> dict[str, list[History]]:
 
 
 def by_label(runs: Sequence[RunDirectory]) -> dict[str, list[RunDirectory]]:
+    """Runs by label, those that differ in their seed only together; a seed that is there twice counts once."""
     groups: dict[str, list[RunDirectory]] = {}
     for run in runs:
         same = {key: value for key, value in run.settings.items() if key not in UNTOLD}
         groups.setdefault(repr(sorted(same.items())), []).append(run)
     labelled: dict[str, list[RunDirectory]] = {}
+    left: list[str] = []
     labels = labels_of([some[0].settings for some in groups.values()])
     for label, some in zip(labels, groups.values(), strict=True):
-        labelled[free(label, labelled)] = some
+        for version, alike in _versions(some).items():
+            labelled[free(f"{label}{version}", labelled)] = _once(alike, left)
+    if left:
+        note(f"left out, for they have the settings and seed of another run: {_listed(left)}")
     return labelled
+
+
+def _versions(runs: Sequence[RunDirectory]) -> dict[str, Sequence[RunDirectory]]:
+    """Runs of the same settings, apart where one seed is there with other code, data or device."""
+    known = [{"device": run.settings.get("device", ""), **run.config["facts"]} for run in runs]
+    told = [{name: str(one.get(key, "")) for key, name in VERSIONS.items()} for one in known]
+    made = {(run.settings.get("seed"), repr(one)) for run, one in zip(runs, told, strict=True)}
+    if len(made) == len({seed for seed, _ in made}):
+        return {"": runs}
+    differ = [name for name in told[0] if any(one[name] != told[0][name] for one in told)]
+    found: dict[str, Sequence[RunDirectory]] = {}
+    for run, one in zip(runs, told, strict=True):
+        version = "".join(f", {name}={one[name][:8]}" for name in differ)
+        found[version] = [*found.get(version, ()), run]
+    return found
+
+
+def _once(runs: Sequence[RunDirectory], left: list[str]) -> list[RunDirectory]:
+    """One run a seed, the one with the most measurements; `left` gets the others."""
+    seeds: dict[Any, list[RunDirectory]] = {}
+    for run in runs:
+        seeds.setdefault(run.settings.get("seed"), []).append(run)
+    kept = [max(some, key=_measured) if len(some) > 1 else some[0] for some in seeds.values()]
+    for one, some in zip(kept, seeds.values(), strict=True):
+        left += [f"{run.path} (as {one.path})" for run in some if run is not one]
+    return kept
+
+
+def _measured(run: RunDirectory) -> tuple[bool, int]:
+    return not run.mended, sum(len(record) for record in run.history())
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def labels_of(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -155,7 +196,12 @@ def checked(histories: Mapping[str, Sequence[History]], wanted: Sequence[str]) -
             raise UserError(f"{name} was not measured in these runs: train them with --track-drift")
         if name not in known:
             raise unknown("metric", name, known)
-        without = [label for label, runs in histories.items() if not any(name in r for h in runs for r in h)]
+        without = []
+        for label, runs in histories.items():
+            lacking = sum(not any(name in r for r in h) for h in runs)
+            if lacking:
+                some = f" ({lacking} of its {len(runs)} runs)" if lacking < len(runs) else ""
+                without.append(f"{label}{some}")
         if without:
             note(f"{', '.join(without)}: {name} was not measured there, or no round was finished")
 

@@ -70,6 +70,8 @@ def _row(label: str, runs: Sequence[Run], first: Mapping[int, float], own: bool,
         return [f"seed {run.settings['seed']}: {note}" for run in runs for note in what(run)]
 
     drifts = [drift for summary in finished if (drift := summary.get("mean_logit_drift")) is not None]
+    some = f"drift was measured in {len(drifts)} of its {len(finished)} runs"
+    partly = [some] if 0 < len(drifts) < len(finished) else []
     personal = any(PERSONAL in summary for summary in finished)
     key = PERSONAL if personal else "client_accuracy_mean"
     untrained = label in about.untrained
@@ -87,7 +89,7 @@ def _row(label: str, runs: Sequence[Run], first: Mapping[int, float], own: bool,
         [math.nan if (a := run.summary.get(key)) is None else 100 * a for run in runs] if own else [],
         personal,
         [run.diverged for run in runs],
-        [*about.notes.get(label, ()), *ends, *mended, *code, *blown],
+        [*about.notes.get(label, ()), *ends, *mended, *code, *blown, *partly],
         bool(mended),
         bool(code),
         bool(blown),

@@ -73,6 +73,8 @@ class Found:
     groups: dict[str, list[Seen]]
     """by label: runs that differ in their seed only"""
     damaged: list[Seen]
+    left: list[Seen]
+    """those that have the settings and seed of another"""
     about: About | None
     """what a comparison knew of its methods"""
     settings: dict[str, Any]
@@ -119,8 +121,10 @@ def find(paths: Sequence[Path], *, waiting: bool = False) -> Found:
         label: sorted((by_path[run.path] for run in some), key=lambda s: int(s.config["seed"]))
         for label, some in labels.items()
     }
+    kept = {run.path for some in labels.values() for run in some}
+    left = [s for s in whole if s.path not in kept]
     single = all((path / "config.toml").is_file() for path in paths)
-    return Found(groups, damaged, None, {}, single)
+    return Found(groups, damaged, left, None, {}, single)
 
 
 def _compared(folder: Path) -> Found:
@@ -142,7 +146,7 @@ def _compared(folder: Path) -> Found:
     shared = {row.label: row.shared for row in rows}
     guess = rows[0].guess if rows else 0.0
     about = About(untrained=untrained, shared=shared, settings=settings, notes=notes, guess=guess)
-    return Found(groups, damaged, about, settings, True)
+    return Found(groups, damaged, [], about, settings, True)
 
 
 def stamp(paths: Sequence[Path]) -> str:
