@@ -10,6 +10,7 @@ import pytest
 
 from fedcsd.analysis import plots
 from fedcsd.errors import Note, UserError
+from fedcsd.own import digest_of
 
 BASE = {
     "data": "digits",
@@ -136,6 +137,21 @@ def test_a_seed_of_other_code_or_on_another_device_is_another_line(
     assert list(plots.by_label(plots.found([*runs, new]))) == labels
     assert list(plots.by_label(plots.found([runs[1], new]))) == ["fedavg"]
     assert not recwarn.list
+
+
+def test_seeds_trained_with_other_code_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(OWN)
+    codes = ("0" * 16, digest_of(file))
+    for seed, code in enumerate(codes):
+        method = {"name": f"{file}:Mine", "mu": 0.1}
+        stored(tmp_path / f"c/Mine-seed{seed}", method, seed, facts={"method": code})
+    with pytest.warns(Note) as notes:
+        assert [len(runs) for runs in plots.grouped(plots.found([tmp_path / "c"])).values()] == [2]
+    assert [str(note.message) for note in notes] == [
+        "Mine, seed 0: trained with other code than mine.py has now; to train only this run again, "
+        "remove its folder Mine-seed0 and give the same command"
+    ]
 
 
 def test_a_comparisons_runs_are_in_its_own_order(tmp_path: Path) -> None:

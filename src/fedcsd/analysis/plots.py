@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fedcsd.analysis.curves import PANELS, History, line
 from fedcsd.analysis.figures import PAGE, SUFFIXES, below, dress, grid, printed, verbatim
+from fedcsd.analysis.rows import other_code
 from fedcsd.comparison_folder import run_name
 from fedcsd.config import IRRELEVANT, toml_text
 from fedcsd.errors import UserError, note, unknown
@@ -74,6 +75,10 @@ def grouped(runs: Sequence[RunDirectory]) -> dict[str, list[History]]:
         raise UserError(
             f"these runs have {len(groups)} different settings, more than {MOST} lines: name fewer"
         )
+    for label, some in groups.items():
+        for run in some:
+            for text in other_code(run):
+                note(f"{label}, seed {run.settings['seed']}: {text}")
     return {label: [flat(run.history()) for run in some] for label, some in groups.items()}
 
 

@@ -76,7 +76,7 @@ def _row(label: str, runs: Sequence[Run], first: Mapping[int, float], own: bool,
     key = PERSONAL if personal else "client_accuracy_mean"
     untrained = label in about.untrained
     ends = notes(lambda run: [str(run.diverged)] if run.diverged else [])
-    mended, code = notes(lambda run: run.mended), notes(_other_code)
+    mended, code = notes(lambda run: run.mended), notes(other_code)
     blown = notes(lambda run: blown_up(run, about.classes, untrained))
     return Row(
         label,
@@ -115,7 +115,7 @@ def blown_up(run: Ended, classes: int, untrained: bool = False) -> list[str]:
     return [f"blew up: the {name.replace('_', ' ')} of its final round is {shown}"]
 
 
-def _other_code(run: Run) -> list[str]:
+def other_code(run: Run | RunDirectory) -> list[str]:
     """Which rounds were trained with other code of the method's or model's own file than it has now, if any were."""
     if run.path is None:
         return []
