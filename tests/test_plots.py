@@ -11,6 +11,7 @@ import pytest
 from fedcsd.analysis import plots
 from fedcsd.errors import Note, UserError
 from fedcsd.own import digest_of
+from fedcsd.report import runs as report_runs
 
 BASE = {
     "data": "digits",
@@ -152,6 +153,20 @@ def test_seeds_trained_with_other_code_are_told(tmp_path: Path) -> None:
         "Mine, seed 0: trained with other code than mine.py has now; to train only this run again, "
         "remove its folder Mine-seed0 and give the same command"
     ]
+
+
+def test_folders_of_runs_among_runs_are_told(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    stored(tmp_path / "alone", {"name": "fedavg"})
+    stored(tmp_path / "compare/fedprox-seed0", {"name": "fedprox"})
+    stored(tmp_path / "alone/odd", {"name": "moon"})
+    assert len(plots.found([tmp_path, tmp_path / "compare"])) == 2
+    assert len(plots.found([tmp_path / "compare"])) == 1
+    assert not recwarn.list
+    told = f"without the runs in {tmp_path}/compare: name such a folder as well"
+    with pytest.warns(Note, match=told):
+        assert [run.path.name for run in plots.found([tmp_path])] == ["alone"]
+    with pytest.warns(Note, match=told):
+        assert list(report_runs.find([tmp_path]).groups) == ["fedavg"]
 
 
 def test_a_comparisons_runs_are_in_its_own_order(tmp_path: Path) -> None:

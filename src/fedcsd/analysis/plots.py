@@ -52,7 +52,19 @@ SHARES = ("accuracy", "domain_mean")  # in the name of what is a share
 def found(paths: Sequence[Path]) -> list[RunDirectory]:
     """The runs at these paths; a folder of runs, such as a comparison's, stands for all of them."""
     runs = [RunDirectory.open(folder) for path in paths for folder in folders(path)]
+    tell_skipped(paths)
     return list({run.path.resolve(): run for run in runs}.values())
+
+
+def tell_skipped(paths: Sequence[Path]) -> None:
+    """Say which folders of runs lie among the runs of a folder: they are looked into only if they are named."""
+    given = {path.resolve() for path in paths}
+    deeper = {
+        c.parent.parent for path in paths if path not in folders(path) for c in path.glob("*/*/config.toml")
+    }
+    left = sorted(str(f) for f in deeper if f.resolve() not in given and not (f / "config.toml").is_file())
+    if left:
+        note(f"without the runs in {_listed(left)}: name such a folder as well to have them")
 
 
 def folders(path: Path) -> list[Path]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcsd.analysis.curves import History
-from fedcsd.analysis.plots import by_label, flat, folders
+from fedcsd.analysis.plots import by_label, flat, folders, tell_skipped
 from fedcsd.analysis.rows import About
 from fedcsd.analysis.tables import load_rows
 from fedcsd.comparison_folder import run_name
@@ -112,6 +112,7 @@ def find(paths: Sequence[Path], *, waiting: bool = False) -> Found:
                 seen.setdefault(folder.resolve(), read(folder))
             elif not waiting:
                 raise no_run(path)
+    tell_skipped(paths)
     whole, damaged = [s for s in seen.values() if not s.problem], [s for s in seen.values() if s.problem]
     if not whole and damaged and not waiting:
         raise UserError(f"{damaged[0].path} is damaged: {damaged[0].problem}")
