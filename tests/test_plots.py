@@ -1,6 +1,7 @@
 """Curves of any measurement: which runs are one line, how they are called, and where rounds lie."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,18 @@ import pytest
 
 from fedcsd.analysis import plots
 from fedcsd.errors import Note, UserError
+from fedcsd.own import digest_of
+from fedcsd.report import runs as report_runs
 
-BASE = {"data": "digits", "clients": 10, "beta": 0.1, "rounds": 3, "workers": 2, "device": "cpu"}
+BASE = {
+    "data": "digits",
+    "model": "mlp",
+    "clients": 10,
+    "beta": 0.1,
+    "rounds": 3,
+    "workers": 2,
+    "device": "cpu",
+}
 FEDCSD = {"name": "fedcsd", "mu": 0.001, "tau": 10.0, "alpha": 0.9, "similarity": True, "mask": "adaptive"}
 FEDCSD |= {"teacher": "average", "target": "teacher", "similarity_scale": "none", "variant": "paper"}
 
@@ -25,9 +36,11 @@ def stored(path: Path, method: dict[str, Any], seed: int = 0, **changes: Any) ->
     import tomli_w
 
     path.mkdir(parents=True)
-    config = {**BASE, "seed": seed, **changes, "method": method, "facts": {"data": ""}}
+    facts = {"data": "", **changes.pop("facts", {})}
+    config = {**BASE, "seed": seed, **changes, "method": method, "facts": facts}
     (path / "config.toml").write_text(tomli_w.dumps(config))
-    lines = [json.dumps(record(r, target_entropy=0.9)) for r in (1, 2, 3)]
+    drift = {"logit_drift": 1.0} if changes.get("track_drift") else {}
+    lines = [json.dumps(record(r, target_entropy=0.9, **drift)) for r in (1, 2, 3)]
     (path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     return path
 
@@ -44,6 +57,42 @@ def test_methods_are_called_as_one_names_them() -> None:
     assert plots.method_label({"name": "/tmp/my_method.py:Mine", "mu": 1.0}) == "Mine"
 
 
+OWN = """
+from dataclasses import dataclass
+import fedcsd
+@dataclass(frozen=True)
+class Mine(fedcsd.FedAvg):
+    mu: float = 0.1
+    kind: str = "plain"
+    deep: bool = True
+    steps: tuple[int, ...] = (1, 2)
+    presets = {"strong": {"mu": 1.0, "kind": "plain"}}
+"""
+
+
+def test_variants_of_ones_own_method_are_called_as_one_names_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("mine.py", "other.py", "pack/its.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", [*sys.path, str(tmp_path)])
+    plain: dict[str, Any] = {"mu": 0.1, "kind": "plain", "deep": True, "steps": [1, 2]}
+    changes: list[dict[str, Any]] = [{}, {"kind": "power"}, {"mu": 1.0}, {"mu": 1.0, "deep": False}]
+
+    def labels(name: str) -> list[str]:
+        return plots.labels_of([{**BASE, "method": {"name": name, **plain, **c}} for c in changes])
+
+    for name in (f"{tmp_path}/mine.py:Mine", "pack.its:Mine"):
+        assert labels(name) == ["Mine", "Mine:kind=power", "Mine:strong", "Mine:strong:deep=false"]
+    gone = labels(f"{tmp_path}/gone.py:Mine")
+    assert gone[:2] == ["Mine:mu=0.1:kind=plain:deep=true", "Mine:mu=0.1:kind=power:deep=true"]
+    files = [{**BASE, "method": {"name": f"{tmp_path}/{f}.py:Mine", **plain}} for f in ("mine", "other")]
+    assert plots.labels_of(files) == ["mine.Mine", "other.Mine"]
+    assert plots.labels_of([files[0], files[0]]) == ["Mine", "Mine"]
+
+
 def test_seeds_are_one_line_and_what_differs_is_told(tmp_path: Path) -> None:
     stored(tmp_path / "c" / "a", FEDCSD, 0)
     stored(tmp_path / "c" / "b", FEDCSD, 1, workers=1)
@@ -57,6 +106,67 @@ def test_seeds_are_one_line_and_what_differs_is_told(tmp_path: Path) -> None:
     }
     together = plots.grouped(plots.found([tmp_path / "c"]))
     assert list(together) == ["fedcsd", "fedavg"]
+
+
+def test_a_seed_that_is_there_twice_counts_once(tmp_path: Path) -> None:
+    for seed in (0, 1, 2):
+        stored(tmp_path / "c" / f"fedavg-seed{seed}", {"name": "fedavg"}, seed, workers=1)
+    alone = stored(tmp_path / "alone", {"name": "fedavg"}, track_drift=True)
+    again = f"left out, for .* of another run: {tmp_path}/c/fedavg-seed0 \\(as {alone}\\)$"
+    for paths in ([alone, tmp_path / "c"], [tmp_path / "c", alone]):
+        with pytest.warns(Note, match=again):
+            found = plots.by_label(plots.found(paths))
+        (runs,) = found.values()
+        assert sorted(run.path.name for run in runs) == ["alone", "fedavg-seed1", "fedavg-seed2"]
+    with pytest.warns(Note, match=r"^fedavg \(2 of its 3 runs\): logit_drift was not measured there"):
+        plots.checked({"fedavg": [plots.flat(run.history()) for run in runs]}, ["logit_drift"])
+
+
+@pytest.mark.parametrize(
+    ("other", "labels"),
+    [
+        ({"device": "cuda"}, ["fedavg, device=cpu", "fedavg, device=cuda"]),
+        ({"facts": {"method": "b" * 16}}, ["fedavg, code=aaaaaaaa", "fedavg, code=bbbbbbbb"]),
+    ],
+)
+def test_a_seed_of_other_code_or_on_another_device_is_another_line(
+    other: dict[str, Any], labels: list[str], tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    code = {"facts": {"method": "a" * 16}}
+    runs = [stored(tmp_path / str(seed), {"name": "fedavg"}, seed, **code) for seed in (0, 1)]
+    new = stored(tmp_path / "new", {"name": "fedavg"}, 0, **{**code, **other})
+    assert list(plots.by_label(plots.found([*runs, new]))) == labels
+    assert list(plots.by_label(plots.found([runs[1], new]))) == ["fedavg"]
+    assert not recwarn.list
+
+
+def test_seeds_trained_with_other_code_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(OWN)
+    codes = ("0" * 16, digest_of(file))
+    for seed, code in enumerate(codes):
+        method = {"name": f"{file}:Mine", "mu": 0.1}
+        stored(tmp_path / f"c/Mine-seed{seed}", method, seed, facts={"method": code})
+    with pytest.warns(Note) as notes:
+        assert [len(runs) for runs in plots.grouped(plots.found([tmp_path / "c"])).values()] == [2]
+    assert [str(note.message) for note in notes] == [
+        "Mine, seed 0: trained with other code than mine.py has now; to train only this run again, "
+        "remove its folder Mine-seed0 and give the same command"
+    ]
+
+
+def test_folders_of_runs_among_runs_are_told(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    stored(tmp_path / "alone", {"name": "fedavg"})
+    stored(tmp_path / "compare/fedprox-seed0", {"name": "fedprox"})
+    stored(tmp_path / "alone/odd", {"name": "moon"})
+    assert len(plots.found([tmp_path, tmp_path / "compare"])) == 2
+    assert len(plots.found([tmp_path / "compare"])) == 1
+    assert not recwarn.list
+    told = f"without the runs in {tmp_path}/compare: name such a folder as well"
+    with pytest.warns(Note, match=told):
+        assert [run.path.name for run in plots.found([tmp_path])] == ["alone"]
+    with pytest.warns(Note, match=told):
+        assert list(report_runs.find([tmp_path]).groups) == ["fedavg"]
 
 
 def test_a_comparisons_runs_are_in_its_own_order(tmp_path: Path) -> None:
@@ -84,6 +194,11 @@ def test_where_rounds_lie_on_the_axis() -> None:
     assert plots.times([short, long], "round").tolist() == [1, 2]
     assert plots.times([short, long], "seconds").tolist() == [2.0, 8.0]
     assert plots.times([long], "bytes").tolist() == [4.0, 8.0]
+
+
+def test_bytes_on_an_axis_have_a_unit() -> None:
+    assert plots.named("bytes_up") == ("sent by clients (MB)", 1e-6)
+    assert plots.named("bytes_down") == ("sent to clients (MB)", 1e-6)
 
 
 def test_unknown_metrics_suggest_the_nearest(tmp_path: Path) -> None:

@@ -21,7 +21,8 @@ from hypothesis import strategies as st
 from test_training import Here
 
 import fedcsd as package
-from fedcsd.errors import UserError
+from fedcsd.analysis.summary import summarise
+from fedcsd.errors import Note, UserError
 from fedcsd.federation import EACH, Federation
 from fedcsd.report.collect import collect
 from fedcsd.report.measures import usable
@@ -59,8 +60,6 @@ def made(folder: Path, accuracies: list[float], *, ended: bool = True, **setting
     counts = np.array([[5, 0, 1], [0, 7, 2]])
     np.savez_compressed(folder / "partition.npz", rows=np.arange(15), sizes=[6, 9], samples=15, counts=counts)
     if ended:
-        from fedcsd.analysis.summary import summarise
-
         (folder / "summary.json").write_text(json.dumps(summarise(records)))
     return folder
 
@@ -190,6 +189,24 @@ def test_a_seed_that_is_missing_has_no_difference(tmp_path: Path) -> None:
     made(tmp_path / "b2", [0.8], method={"name": "scaffold"}, seed=2, ended=False)
     cells = collect([tmp_path])["table"]["cells"]
     assert cells[1][1:3] == ["70.00 ± 14.14 (1 of 3 not finished)", "+10.00 (1 of 2 seeds)"]
+
+
+def test_a_seed_that_is_there_twice_counts_once(tmp_path: Path) -> None:
+    for seed, accuracy in enumerate((0.5, 0.6, 0.7)):
+        made(tmp_path / f"c/a{seed}", [accuracy], seed=seed)
+        made(tmp_path / f"c/b{seed}", [accuracy + 0.1], seed=seed, method={"name": "scaffold"})
+    alone = made(tmp_path / "alone", [0.5], track_drift=True)
+    drifted = {**json.loads((alone / "metrics.jsonl").read_text()), "logit_drift": 2.0}
+    (alone / "metrics.jsonl").write_text(json.dumps(drifted) + "\n")
+    (alone / "summary.json").write_text(json.dumps(summarise([drifted])))
+    with pytest.warns(Note, match="left out, for they have the settings and seed of another run: .*c/a0"):
+        found = collect([alone, tmp_path / "c"])
+    assert [cell[:3] for cell in found["table"]["cells"]] == [
+        ["fedavg", "60.00 ± 10.00", ""],
+        ["scaffold", "70.00 ± 10.00", "+10.00 ± 0.00"],
+    ]
+    assert "fedavg, drift was measured in 1 of its 3 runs" in found["table"]["notes"]
+    assert found["alerts"] == ["a0: left out, for it has the settings and seed of another run"]
 
 
 @given(st.lists(st.one_of(st.integers(1, 6), st.none(), st.booleans(), st.floats(1, 3)), max_size=12))

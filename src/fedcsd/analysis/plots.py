@@ -4,6 +4,7 @@ line with a band."""
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import MISSING, Field, fields
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from numpy.typing import NDArray
 
 from fedcsd.analysis.curves import PANELS, History, line
 from fedcsd.analysis.figures import PAGE, SUFFIXES, below, dress, grid, printed, verbatim
+from fedcsd.analysis.rows import other_code
 from fedcsd.comparison_folder import run_name
-from fedcsd.config import IRRELEVANT
+from fedcsd.config import IRRELEVANT, toml_text
 from fedcsd.errors import UserError, note, unknown
 from fedcsd.methods import methods
-from fedcsd.naming import free, short
+from fedcsd.naming import free, parse, short
 from fedcsd.runs import RunDirectory
 from fedcsd.tracking import flattened
 
@@ -35,10 +37,14 @@ NAMES = {key: (name, factor) for key, name, factor in PANELS} | {
     "target_entropy": ("target's entropy / log C", 1.0),
     "train_accuracy": ("global model on training data (%)", 100.0),
     "local_train_accuracy": ("local models on training data (%)", 100.0),
+    "bytes_down": ("sent to clients (MB)", 1e-6),
+    "bytes_up": ("sent by clients (MB)", 1e-6),
     **{key: (f"{name} (%)", 100.0) for key, name in MASK.items()},
 }
 TRACKED = ("logit_drift", "feature_drift", "local_accuracy", "train_accuracy", "local_train_accuracy")
 UNTOLD = (*IRRELEVANT, "seed", "track_drift", "device")  # settings that make no group of their own
+VERSIONS = {"device": "device", "method": "code", "model_code": "model code", "data": "data"}
+"""what makes other runs of the same settings and seed: where config.toml has it, and its name in a label"""
 UNIFORM = 1e-7  # where a uniform target is shown on a logarithmic axis: about the rounding of float32
 SHARES = ("accuracy", "domain_mean")  # in the name of what is a share
 
@@ -46,7 +52,19 @@ SHARES = ("accuracy", "domain_mean")  # in the name of what is a share
 def found(paths: Sequence[Path]) -> list[RunDirectory]:
     """The runs at these paths; a folder of runs, such as a comparison's, stands for all of them."""
     runs = [RunDirectory.open(folder) for path in paths for folder in folders(path)]
+    tell_skipped(paths)
     return list({run.path.resolve(): run for run in runs}.values())
+
+
+def tell_skipped(paths: Sequence[Path]) -> None:
+    """Say which folders of runs lie among the runs of a folder: they are looked into only if they are named."""
+    given = {path.resolve() for path in paths}
+    deeper = {
+        c.parent.parent for path in paths if path not in folders(path) for c in path.glob("*/*/config.toml")
+    }
+    left = sorted(str(f) for f in deeper if f.resolve() not in given and not (f / "config.toml").is_file())
+    if left:
+        note(f"without the runs in {_listed(left)}: name such a folder as well to have them")
 
 
 def folders(path: Path) -> list[Path]:
@@ -69,28 +87,78 @@ def grouped(runs: Sequence[RunDirectory]) -> dict[str, list[History]]:
         raise UserError(
             f"these runs have {len(groups)} different settings, more than {MOST} lines: name fewer"
         )
+    for label, some in groups.items():
+        for run in some:
+            for text in other_code(run):
+                note(f"{label}, seed {run.settings['seed']}: {text}")
     return {label: [flat(run.history()) for run in some] for label, some in groups.items()}
 
 
 def by_label(runs: Sequence[RunDirectory]) -> dict[str, list[RunDirectory]]:
+    """Runs by label, those that differ in their seed only together; a seed that is there twice counts once."""
     groups: dict[str, list[RunDirectory]] = {}
     for run in runs:
         same = {key: value for key, value in run.settings.items() if key not in UNTOLD}
         groups.setdefault(repr(sorted(same.items())), []).append(run)
     labelled: dict[str, list[RunDirectory]] = {}
+    left: list[str] = []
     labels = labels_of([some[0].settings for some in groups.values()])
     for label, some in zip(labels, groups.values(), strict=True):
-        labelled[free(label, labelled)] = some
+        for version, alike in _versions(some).items():
+            labelled[free(f"{label}{version}", labelled)] = _once(alike, left)
+    if left:
+        note(f"left out, for they have the settings and seed of another run: {_listed(left)}")
     return labelled
+
+
+def _versions(runs: Sequence[RunDirectory]) -> dict[str, Sequence[RunDirectory]]:
+    """Runs of the same settings, apart where one seed is there with other code, data or device."""
+    known = [{"device": run.settings.get("device", ""), **run.config["facts"]} for run in runs]
+    told = [{name: str(one.get(key, "")) for key, name in VERSIONS.items()} for one in known]
+    made = {(run.settings.get("seed"), repr(one)) for run, one in zip(runs, told, strict=True)}
+    if len(made) == len({seed for seed, _ in made}):
+        return {"": runs}
+    differ = [name for name in told[0] if any(one[name] != told[0][name] for one in told)]
+    found: dict[str, Sequence[RunDirectory]] = {}
+    for run, one in zip(runs, told, strict=True):
+        version = "".join(f", {name}={one[name][:8]}" for name in differ)
+        found[version] = [*found.get(version, ()), run]
+    return found
+
+
+def _once(runs: Sequence[RunDirectory], left: list[str]) -> list[RunDirectory]:
+    """One run a seed, the one with the most measurements; `left` gets the others."""
+    seeds: dict[Any, list[RunDirectory]] = {}
+    for run in runs:
+        seeds.setdefault(run.settings.get("seed"), []).append(run)
+    kept = [max(some, key=_measured) if len(some) > 1 else some[0] for some in seeds.values()]
+    for one, some in zip(kept, seeds.values(), strict=True):
+        left += [f"{run.path} (as {one.path})" for run in some if run is not one]
+    return kept
+
+
+def _measured(run: RunDirectory) -> tuple[bool, int]:
+    return not run.mended, sum(len(record) for record in run.history())
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def labels_of(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """A label for each: the method as one names it, and the settings in which they differ."""
     keys = [key for key in settings[0] if key not in (*UNTOLD, "method")]
     differ = [key for key in keys if any(s.get(key) != settings[0].get(key) for s in settings)]
-    return [
-        ", ".join([method_label(s["method"]), *(f"{key}={_brief(s.get(key))}" for key in differ)])
+    tables = [s["method"] for s in settings]
+    labels = [
+        ", ".join([method_label(s["method"], tables), *(f"{key}={_brief(s.get(key))}" for key in differ)])
         for s in settings
+    ]
+    homes = [parse(table["name"]).home for table in tables]
+    taken = set(zip(labels, homes, strict=True))  # two files may have a class of the same name
+    return [
+        f"{Path(home).stem}.{label}" if home and sum(label == other for other, _ in taken) > 1 else label
+        for label, home in zip(labels, homes, strict=True)
     ]
 
 
@@ -98,18 +166,30 @@ def _brief(value: Any) -> str:
     return str(value["name"]) if isinstance(value, Mapping) else str(value)
 
 
-def method_label(table: Mapping[str, Any]) -> str:
-    """`fedcsd:uniform`, `fedcsd:mu=0.01`: the name with what differs from the defaults, by preset if one says it."""
+def method_label(table: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = ()) -> str:
+    """`fedcsd:uniform`, `fedcsd:mu=0.01`: the name with what differs from the defaults, by preset if one says it.
+
+    Of a method that cannot be loaded any more, with what differs from the same method's other tables."""
     name, options = table["name"], {key: value for key, value in table.items() if key != "name"}
-    if name not in methods.names:
-        return short(name)
-    made = methods.load(name)
-    defaults = {key: field.default for key, field in made.__dataclass_fields__.items()}
-    changed = {key: value for key, value in options.items() if value != defaults.get(key)}
-    presets = [(preset, sets) for preset, sets in made.presets.items() if sets.items() <= changed.items()]
-    preset, sets = max(presets, key=lambda some: len(some[1]), default=("", {}))
-    rest = [f"{key}={value}" for key, value in changed.items() if key not in sets]
-    return ":".join(filter(None, (name, preset, *rest)))
+    presets: dict[str, Mapping[str, Any]] = {}
+    try:
+        made = methods.load(name)
+    except UserError:
+        same = [other for other in others if other["name"] == name]
+        changed = {k: v for k, v in options.items() if any(other.get(k) != v for other in same)}
+    else:
+        defaults, presets = {f.name: _default(f) for f in fields(made)}, made.presets
+        changed = {key: value for key, value in options.items() if value != defaults.get(key)}
+    fitting = [(preset, sets) for preset, sets in presets.items() if sets.items() <= options.items()]
+    preset, sets = max(fitting, key=lambda some: len(some[1].keys() & changed), default=("", {}))
+    rest = [f"{key}={toml_text(value)}" for key, value in changed.items() if key not in sets]
+    return ":".join((short(name), *[preset] * bool(sets.keys() & changed), *rest))
+
+
+def _default(option: Field[Any]) -> Any:
+    """As config.toml has it, which has lists only."""
+    value = option.default if option.default_factory is MISSING else option.default_factory()
+    return list(value) if isinstance(value, tuple) else value
 
 
 def flat(history: History) -> list[dict[str, Any]]:
@@ -133,7 +213,12 @@ def checked(histories: Mapping[str, Sequence[History]], wanted: Sequence[str]) -
             raise UserError(f"{name} was not measured in these runs: train them with --track-drift")
         if name not in known:
             raise unknown("metric", name, known)
-        without = [label for label, runs in histories.items() if not any(name in r for h in runs for r in h)]
+        without = []
+        for label, runs in histories.items():
+            lacking = sum(not any(name in r for r in h) for h in runs)
+            if lacking:
+                some = f" ({lacking} of its {len(runs)} runs)" if lacking < len(runs) else ""
+                without.append(f"{label}{some}")
         if without:
             note(f"{', '.join(without)}: {name} was not measured there, or no round was finished")
 

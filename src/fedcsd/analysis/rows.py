@@ -67,11 +67,13 @@ def _row(label: str, runs: Sequence[Run], first: Mapping[int, float], own: bool,
         return [f"seed {run.settings['seed']}: {note}" for run in runs for note in what(run)]
 
     drifts = [drift for summary in finished if (drift := summary.get("mean_logit_drift")) is not None]
+    some = f"drift was measured in {len(drifts)} of its {len(finished)} runs"
+    partly = [some] if 0 < len(drifts) < len(finished) else []
     personal = any(PERSONAL in summary for summary in finished)
     key = PERSONAL if personal else "client_accuracy_mean"
     untrained = label in about.untrained
     ends = notes(lambda run: [str(run.diverged)] if run.diverged else [])
-    mended, code = notes(lambda run: run.mended), notes(_other_code)
+    mended, code = notes(lambda run: run.mended), notes(other_code)
     blown = notes(lambda run: blown_up(run, about.classes, untrained))
     return Row(
         label,
@@ -84,7 +86,7 @@ def _row(label: str, runs: Sequence[Run], first: Mapping[int, float], own: bool,
         [math.nan if (a := run.summary.get(key)) is None else 100 * a for run in runs] if own else [],
         personal,
         [run.diverged for run in runs],
-        [*about.notes.get(label, ()), *ends, *mended, *code, *blown],
+        [*about.notes.get(label, ()), *ends, *mended, *code, *blown, *partly],
         bool(mended),
         bool(code),
         bool(blown),
@@ -110,7 +112,7 @@ def blown_up(run: Ended, classes: int, untrained: bool = False) -> list[str]:
     return [f"blew up: the {name.replace('_', ' ')} of its final round is {shown}"]
 
 
-def _other_code(run: Run) -> list[str]:
+def other_code(run: Run | RunDirectory) -> list[str]:
     """Which rounds were trained with other code of one's own method or model than there is now, if any were."""
     if run.path is None:
         return []

@@ -158,7 +158,7 @@ def _seconds(seconds: float | None) -> str:
 
 
 def _alerts(found: Found) -> list[str]:
-    """What a reader must not overlook: runs that did not end as they should."""
+    """What a reader must not overlook: runs that did not end as they should, or do not count."""
     several = sum(map(len, found.groups.values())) + len(found.damaged) > 1
     bad = [run for runs in found.groups.values() for run in runs if run.summary is None]
     said = [f"{run.path.name}: {run.state}" if several else run.state for run in [*bad, *found.damaged]]
@@ -168,7 +168,9 @@ def _alerts(found: Found) -> list[str]:
             lost = max(rounds, len(run.history)) - sum("test_accuracy" in r for r in run.history)
             if lost:
                 said.append(f"{run.path.name}: {lost} of its rounds cannot be read")
-    return said
+    return said + [
+        f"{run.path.name}: left out, for it has the settings and seed of another run" for run in found.left
+    ]
 
 
 def _last(run: Seen, key: str) -> list[Any] | None:

@@ -113,8 +113,6 @@ AXES = {
     "target_distance": ("1 − target's entropy / log C", 1.0),
     "seconds": ("seconds", 1.0),
     "seconds_evaluating": ("seconds for evaluation", 1.0),
-    "bytes_down": ("sent to clients (MB)", 1e-6),
-    "bytes_up": ("sent by clients (MB)", 1e-6),
     "failed": ("clients that failed", 1.0),
     "diverged": ("clients left out", 1.0),
     "client_accuracy_mean": ("global model on own data (%)", 100.0),

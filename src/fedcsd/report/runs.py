@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcsd.analysis.curves import History
-from fedcsd.analysis.plots import by_label, flat, folders
+from fedcsd.analysis.plots import by_label, flat, folders, tell_skipped
 from fedcsd.analysis.rows import About
 from fedcsd.analysis.tables import load_rows
 from fedcsd.comparison_folder import run_name
@@ -73,6 +73,8 @@ class Found:
     groups: dict[str, list[Seen]]
     """by label: runs that differ in their seed only"""
     damaged: list[Seen]
+    left: list[Seen]
+    """those that have the settings and seed of another"""
     about: About | None
     """what a comparison knew of its methods"""
     settings: dict[str, Any]
@@ -110,6 +112,7 @@ def find(paths: Sequence[Path], *, waiting: bool = False) -> Found:
                 seen.setdefault(folder.resolve(), read(folder))
             elif not waiting:
                 raise no_run(path)
+    tell_skipped(paths)
     whole, damaged = [s for s in seen.values() if not s.problem], [s for s in seen.values() if s.problem]
     if not whole and damaged and not waiting:
         raise UserError(f"{damaged[0].path} is damaged: {damaged[0].problem}")
@@ -119,8 +122,10 @@ def find(paths: Sequence[Path], *, waiting: bool = False) -> Found:
         label: sorted((by_path[run.path] for run in some), key=lambda s: int(s.config["seed"]))
         for label, some in labels.items()
     }
+    kept = {run.path for some in labels.values() for run in some}
+    left = [s for s in whole if s.path not in kept]
     single = all((path / "config.toml").is_file() for path in paths)
-    return Found(groups, damaged, None, {}, single)
+    return Found(groups, damaged, left, None, {}, single)
 
 
 def _compared(folder: Path) -> Found:
@@ -142,7 +147,7 @@ def _compared(folder: Path) -> Found:
     shared = {row.label: row.shared for row in rows}
     guess = rows[0].guess if rows else 0.0
     about = About(untrained=untrained, shared=shared, settings=settings, notes=notes, guess=guess)
-    return Found(groups, damaged, about, settings, True)
+    return Found(groups, damaged, [], about, settings, True)
 
 
 def stamp(paths: Sequence[Path]) -> str:
