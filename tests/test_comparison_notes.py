@@ -324,3 +324,25 @@ def test_a_method_that_is_fedavg_here_is_said_to_be(tmp_path: Path) -> None:
         made = package.compare("fedavg,fedbn", data=blobs(), out=tmp_path / "c", **SMALL)
     assert "- fedbn, the same as fedavg: of this model nothing stays with the clients\n" in made.markdown()
     assert "the same as fedavg: of this model nothing stays" in report(tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("guess", "accuracy", "guessing"),
+    [
+        (10, 11, True),
+        (10, 11.1, False),
+        (50, 55, True),
+        (50, 56, False),
+        (91.1, 91.9, True),
+        (91.1, 92.1, False),
+        (91.1, 100, False),
+        (0, 0, False),
+    ],
+)
+def test_what_guessing_gets_right_says_how_much_must_be_learned(
+    guess: float, accuracy: float, guessing: bool
+) -> None:
+    made = [a_row("a", [accuracy], guess=guess), a_row("b", [accuracy], guess=guess)]
+    assert [row.guessing for row in made] == [guessing] * 2
+    assert tables.best_of(made) == [not guessing] * 2
+    assert ("no better than guessing" in tables.markdown(made, [0], {})) == guessing
