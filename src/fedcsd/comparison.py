@@ -11,7 +11,7 @@ from fedcsd.analysis.rows import About, rows, told
 from fedcsd.analysis.tables import Row, csv_text, latex, markdown
 from fedcsd.began import tell_old
 from fedcsd.comparison_folder import FILES, PLANNED, Unfinished, check_folder, run_name
-from fedcsd.config import IRRELEVANT, TABLES, Settings, build, layered, native, toml_text
+from fedcsd.config import IRRELEVANT, TABLES, Settings, build, default_of, layered, native, toml_text
 from fedcsd.errors import RunStopped, UserError
 from fedcsd.experiments import config_of, folder_of, make_method, method_of, prepare, split_objects
 from fedcsd.federation import Experiment, Watch
@@ -128,8 +128,11 @@ def _by_label(chosen: Sequence[Choice]) -> dict[str, Any]:
 def _label(method: Any) -> str:
     """What an object from Python is called: its class, with the options that are not the default."""
     options = fields(method) if isinstance(method, Method) else ()
-    given = [(o.name, native(getattr(method, o.name))) for o in options if o.init]
-    shown = [f"{name}={toml_text(v)}" for (name, v), o in zip(given, options, strict=True) if v != o.default]
+    shown = [
+        f"{o.name}={toml_text(value)}"
+        for o in options
+        if o.init and (value := native(getattr(method, o.name))) != default_of(o)
+    ]
     return ":".join([type(method).__name__, *shown])
 
 
@@ -211,7 +214,7 @@ def _about(entries: Mapping[str, Any], without: Mapping[str, Any], experiment: E
                 notes[label] = ["the same as fedavg: of this model nothing stays with the clients"]
         if isinstance(choice, Mapping):
             new = {key: value for key, value in choice.items() if key not in without[label]}
-            defaults = {option.name: option.default for option in fields(method)}
+            defaults = {option.name: default_of(option) for option in fields(method)}
             shared[label] = {key: value for key, value in new.items() if value != defaults[key]}
     settings = told(config_of(experiment))
     guess = 100 * int(experiment.data.y_test.bincount().max()) / len(experiment.data.y_test)
