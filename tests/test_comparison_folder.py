@@ -1,5 +1,7 @@
 """Where a comparison may write: over an earlier comparison, never over anything else."""
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -141,3 +143,20 @@ def test_a_label_too_long_for_a_folder_is_refused_before_any_training(tmp_path: 
         compare(tmp_path / "c", {"fine": "fedavg", "a" * 250: "fedprox"})
     assert not (tmp_path / "c").exists()
     compare(tmp_path / "c", {"a" * 249: "fedavg"})
+
+
+def test_what_is_left_of_a_comparison_that_was_to_be_taken_further(fedcsd: Fedcsd, tmp_path: Path) -> None:
+    def stop(label: str, seed: int, rounds: int, left: int) -> Watch:
+        raise KeyboardInterrupt
+
+    compare(tmp_path / "c", "fedavg,fedprox")
+    with pytest.raises(KeyboardInterrupt):
+        compare(tmp_path / "c", "fedavg,fedprox", rounds=2, on_start=stop)
+    said = fedcsd("show", "c").stdout
+    assert said.count("1 of 2") == 2
+    assert "not finished: 2 of 2 runs are left; the same command" in said
+    planned = json.loads((tmp_path / "c/planned.json").read_text())
+    del planned["rounds"]  # as it was written before
+    shutil.rmtree(tmp_path / "c/fedavg-seed0")
+    (tmp_path / "c/planned.json").write_text(json.dumps(planned))
+    assert "not finished: 1 of 2 runs are left; the same command" in fedcsd("show", "c").stdout

@@ -10,7 +10,7 @@ from typing import Any
 from fedcsd.analysis.rows import About, rows, told
 from fedcsd.analysis.tables import Row, csv_text, latex, markdown
 from fedcsd.began import tell_old
-from fedcsd.comparison_folder import FILES, PLANNED, Unfinished, check_folder, run_name
+from fedcsd.comparison_folder import FILES, PLANNED, Unfinished, check_folder, ended, run_name
 from fedcsd.config import IRRELEVANT, TABLES, Settings, build, default_of, layered, native, toml_text
 from fedcsd.errors import RunStopped, UserError
 from fedcsd.experiments import config_of, folder_of, make_method, method_of, prepare, split_objects
@@ -177,7 +177,7 @@ def compare(
         check_folder(folder, [(cell.label, cell.seed) for cell in plan])
     about = _about(entries, without, _check(plan))
     names = [cell.path.name for cell in plan if cell.path]
-    with _claimed(folder, Unfinished(list(entries), seeds, names)):
+    with _claimed(folder, Unfinished(list(entries), seeds, names, plan[0].rounds)):
         runs = _train_all(plan, on_start)
         with _all_finished(folder):
             picture = folder / "curves.png" if folder else None
@@ -271,12 +271,7 @@ class Cell:
     @property
     def ended(self) -> bool:
         """Whether there is nothing to train: finished, or diverged."""
-        if not self.exists:
-            return False
-        assert self.path is not None
-        run = RunDirectory.open(self.path)
-        longer = run.summary is not None and run.summary["rounds"] < self.rounds
-        return run.divergence is not None or (run.summary is not None and not longer)
+        return self.path is not None and self.exists and ended(RunDirectory.open(self.path), self.rounds)
 
     @property
     def rounds(self) -> int:
