@@ -145,6 +145,20 @@ def test_a_label_too_long_for_a_folder_is_refused_before_any_training(tmp_path: 
     compare(tmp_path / "c", {"a" * 249: "fedavg"})
 
 
+@pytest.mark.parametrize("how", ["gone", "torn"])
+def test_what_cannot_be_taken_further_is_refused_before_anything_is_touched(tmp_path: Path, how: str) -> None:
+    compare(tmp_path / "c", "fedavg,fedprox")
+    for path in (tmp_path / "c/fedprox-seed0/checkpoints").iterdir():
+        path.unlink() if how == "gone" else path.write_bytes(b"torn")
+    before = content(tmp_path / "c")
+    with pytest.raises(UserError, match=r"fedprox-seed0 is finished and has no checkpoint: remove it and"):
+        compare(tmp_path / "c", "fedavg,fedprox", rounds=2)
+    assert content(tmp_path / "c") == before
+    shutil.rmtree(tmp_path / "c/fedprox-seed0")
+    again = compare(tmp_path / "c", "fedavg,fedprox", rounds=2)
+    assert [len(run.history) for runs in again.runs.values() for run in runs] == [2, 2]
+
+
 def test_what_is_left_of_a_comparison_that_was_to_be_taken_further(fedcsd: Fedcsd, tmp_path: Path) -> None:
     def stop(label: str, seed: int, rounds: int, left: int) -> Watch:
         raise KeyboardInterrupt

@@ -326,7 +326,8 @@ def _check(plan: Sequence[Cell]) -> Experiment:
         if not cell.exists:
             continue
         assert cell.path is not None
-        there, here = RunDirectory.open(cell.path).began, config_of(experiment)
+        run = RunDirectory.open(cell.path)
+        there, here = run.began, config_of(experiment)
         different = [
             f"{k} is {there.get(k)!r} there and {v!r} here"
             for k, v in here.items()
@@ -341,6 +342,8 @@ def _check(plan: Sequence[Cell]) -> Experiment:
                 f"{cell.path} has {there['rounds']} rounds: --rounds {there['rounds']} takes all runs that far, "
                 "or choose another --out"
             )
+        if run.summary is not None and not cell.ended:
+            run.latest(experiment.network.layout)  # refuses one that cannot be trained any further
     assert first is not None
     return first
 
