@@ -11,7 +11,7 @@ import pytest
 from conftest import Fedcsd, blobs
 
 import fedcsd as package
-from fedcsd.comparison_folder import FILES
+from fedcsd.comparison_folder import FILES, Unfinished
 from fedcsd.errors import UserError
 from fedcsd.federation import Watch
 
@@ -174,3 +174,9 @@ def test_what_is_left_of_a_comparison_that_was_to_be_taken_further(fedcsd: Fedcs
     shutil.rmtree(tmp_path / "c/fedavg-seed0")
     (tmp_path / "c/planned.json").write_text(json.dumps(planned))
     assert "not finished: 1 of 2 runs are left; the same command" in fedcsd("show", "c").stdout
+
+
+def test_a_comparison_without_a_run_names_none(tmp_path: Path) -> None:
+    Unfinished(["fedavg"], [0], ["fedavg-seed0"]).write(tmp_path)
+    with pytest.raises(UserError, match=r"goes on with it, with more --rounds if you like$"):
+        package.resume(tmp_path)
