@@ -65,7 +65,7 @@ def _check_labels(runs: Sequence[tuple[str, int]]) -> None:
 
 
 def check_folder(folder: Path, runs: Sequence[tuple[str, int]]) -> None:
-    """Refuse a place that holds anything but an earlier comparison, and labels that cannot name folders there."""
+    """Refuse a place that holds a run, or other files and no earlier comparison, and labels that cannot name folders there."""
     _check_labels(runs)
     there = names_in(folder)
     if _is_run(folder):
