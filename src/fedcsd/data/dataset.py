@@ -211,13 +211,12 @@ def from_python(data: Any) -> Dataset:
     if isinstance(data, dict):
         check_names("the data", data)
         return Dataset.of_arrays(*(data.get(name) for name in ARRAYS))
-    if isinstance(data, (tuple, list)) and len(data) == 4:
-        return Dataset.of_arrays(*data)
-    if isinstance(data, (tuple, list)) and len(data) == 2 and all(hasattr(d, "__array__") for d in data):
-        return Dataset.of_arrays(*data)
-    if isinstance(data, (tuple, list)) and len(data) == 2 and all(map(_is_dataset, data)):
-        return Dataset.of_arrays(*_columns(data[0]), *_columns(data[1]))
-    inside = ", ".join(type(d).__name__ for d in data[:8]) if isinstance(data, (tuple, list)) else ""
+    several = data if isinstance(data, (tuple, list)) else ()
+    if len(several) == 4 or (len(several) == 2 and all(hasattr(d, "__array__") for d in several)):
+        return Dataset.of_arrays(*several)
+    if len(several) == 2 and all(map(_is_dataset, several)):
+        return Dataset.of_arrays(*_columns(several[0]), *_columns(several[1]))
+    inside = ", ".join(type(d).__name__ for d in several[:8])
     raise UserError(
         f"data must be a name, a path, the two or four arrays ({', '.join(ARRAYS)}), or a training and a test torch Dataset; "
         f"not a {type(data).__name__}{inside and f' of {inside}'}"
