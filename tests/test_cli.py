@@ -205,15 +205,6 @@ def test_seeds_may_be_a_range() -> None:
         parse_seeds("0,5-3")
 
 
-def test_list_of_a_file_shows_all_its_methods(fedcsd: Fedcsd, tmp_path: Path) -> None:
-    (tmp_path / "two.py").write_text(
-        "import fedcsd\n\n\nclass A(fedcsd.FedAvg):\n    'One.'\n\n\nclass B(fedcsd.FedAvg):\n    'Other.'\n"
-    )
-    shown = fedcsd("list", "methods", "two.py").stdout
-    assert "two.py:A  One." in shown
-    assert "two.py:B  Other." in shown
-
-
 def test_a_comparison_is_no_run(fedcsd: Fedcsd) -> None:
     fedcsd("compare", "--methods", "fedavg", "--rounds", "1", "--epochs", "1", "--out", "c")
     said = fedcsd("resume", "c")
@@ -221,13 +212,6 @@ def test_a_comparison_is_no_run(fedcsd: Fedcsd) -> None:
     assert (
         "c holds a comparison: the same `fedcsd compare` goes on with it, with more --rounds" in said.stderr
     )
-
-
-def test_list_of_a_method_of_one_s_own(fedcsd: Fedcsd) -> None:
-    fedcsd("new-method", "mine.py")
-    shown = fedcsd("list", "methods", "mine.py").stdout
-    assert "\n    fedcsd run --method mine.py:Mine\n" in shown  # a line of its own
-    assert "mine.py:Mine:strong" in shown  # as --method takes it
 
 
 BAD = [
