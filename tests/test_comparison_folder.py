@@ -1,5 +1,7 @@
 """Where a comparison may write: over an earlier comparison, never over anything else."""
 
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 from conftest import Fedcsd, blobs
 
 import fedcsd as package
-from fedcsd.comparison_folder import FILES
+from fedcsd.comparison_folder import FILES, Unfinished
 from fedcsd.errors import UserError
 from fedcsd.federation import Watch
 
@@ -141,3 +143,40 @@ def test_a_label_too_long_for_a_folder_is_refused_before_any_training(tmp_path: 
         compare(tmp_path / "c", {"fine": "fedavg", "a" * 250: "fedprox"})
     assert not (tmp_path / "c").exists()
     compare(tmp_path / "c", {"a" * 249: "fedavg"})
+
+
+@pytest.mark.parametrize("how", ["gone", "torn"])
+def test_what_cannot_be_taken_further_is_refused_before_anything_is_touched(tmp_path: Path, how: str) -> None:
+    compare(tmp_path / "c", "fedavg,fedprox")
+    for path in (tmp_path / "c/fedprox-seed0/checkpoints").iterdir():
+        path.unlink() if how == "gone" else path.write_bytes(b"torn")
+    before = content(tmp_path / "c")
+    with pytest.raises(UserError, match=r"fedprox-seed0 is finished and has no checkpoint: remove it and"):
+        compare(tmp_path / "c", "fedavg,fedprox", rounds=2)
+    assert content(tmp_path / "c") == before
+    shutil.rmtree(tmp_path / "c/fedprox-seed0")
+    again = compare(tmp_path / "c", "fedavg,fedprox", rounds=2)
+    assert [len(run.history) for runs in again.runs.values() for run in runs] == [2, 2]
+
+
+def test_what_is_left_of_a_comparison_that_was_to_be_taken_further(fedcsd: Fedcsd, tmp_path: Path) -> None:
+    def stop(label: str, seed: int, rounds: int, left: int) -> Watch:
+        raise KeyboardInterrupt
+
+    compare(tmp_path / "c", "fedavg,fedprox")
+    with pytest.raises(KeyboardInterrupt):
+        compare(tmp_path / "c", "fedavg,fedprox", rounds=2, on_start=stop)
+    said = fedcsd("show", "c").stdout
+    assert said.count("1 of 2") == 2
+    assert "not finished: 2 of 2 runs are left; the same command" in said
+    planned = json.loads((tmp_path / "c/planned.json").read_text())
+    del planned["rounds"]  # as it was written before
+    shutil.rmtree(tmp_path / "c/fedavg-seed0")
+    (tmp_path / "c/planned.json").write_text(json.dumps(planned))
+    assert "not finished: 1 of 2 runs are left; the same command" in fedcsd("show", "c").stdout
+
+
+def test_a_comparison_without_a_run_names_none(tmp_path: Path) -> None:
+    Unfinished(["fedavg"], [0], ["fedavg-seed0"]).write(tmp_path)
+    with pytest.raises(UserError, match=r"goes on with it, with more --rounds if you like$"):
+        package.resume(tmp_path)

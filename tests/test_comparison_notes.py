@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -324,3 +325,48 @@ def test_a_method_that_is_fedavg_here_is_said_to_be(tmp_path: Path) -> None:
         made = package.compare("fedavg,fedbn", data=blobs(), out=tmp_path / "c", **SMALL)
     assert "- fedbn, the same as fedavg: of this model nothing stays with the clients\n" in made.markdown()
     assert "the same as fedavg: of this model nothing stays" in report(tmp_path / "c")
+
+
+@pytest.mark.parametrize(
+    ("guess", "accuracy", "guessing"),
+    [
+        (10, 11, True),
+        (10, 11.1, False),
+        (50, 55, True),
+        (50, 56, False),
+        (91.1, 91.9, True),
+        (91.1, 92.1, False),
+        (91.1, 100, False),
+        (0, 0, False),
+    ],
+)
+def test_what_guessing_gets_right_says_how_much_must_be_learned(
+    guess: float, accuracy: float, guessing: bool
+) -> None:
+    made = [a_row("a", [accuracy], guess=guess), a_row("b", [accuracy], guess=guess)]
+    assert [row.guessing for row in made] == [guessing] * 2
+    assert tables.best_of(made) == [not guessing] * 2
+    assert ("no better than guessing" in tables.markdown(made, [0], {})) == guessing
+
+
+@dataclass(frozen=True)
+class Listed(package.FedAvg):
+    sizes: list[int] = field(default_factory=lambda: [1, 2])
+    made: int = field(default=3, init=False)
+
+
+def test_an_object_is_called_by_options_that_are_not_as_they_would_be_anyway(
+    tmp_path: Path, fedcsd: Fedcsd
+) -> None:
+    chosen = [Listed(), Listed(sizes=[5])]
+    result = package.compare(chosen, data=blobs(), **SMALL)
+    assert [row.label for row in result.rows] == ["Listed", "Listed:sizes=[5]"]
+    (tmp_path / "listed.py").write_text(
+        "from dataclasses import dataclass, field\nimport fedcsd\n\n\n@dataclass(frozen=True)\n"
+        "class Listed(fedcsd.FedAvg):\n    sizes: list[int] = field(default_factory=lambda: [1, 2])\n"
+    )
+    assert "[1, 2]" in fedcsd("list", "methods", "listed.py").stdout
+    named = f"{tmp_path / 'listed.py'}:Listed"
+    for sizes in ([1, 2], [5]):
+        shared = package.compare(named, data=blobs(), method={"sizes": sizes}, **SMALL).rows[0].shared
+        assert shared == ({"sizes": sizes} if sizes == [5] else {})

@@ -191,8 +191,34 @@ def test_without_test_data_a_seeded_fifth_is_set_aside(tmp_path) -> None:
     assert len(load(str(tmp_path / "a.npz"), {"test": 0.5}).y_test) == 20
     with pytest.raises(UserError, match=r"data\.test must be between 0 and 1, not 2"):
         load(str(tmp_path / "a.npz"), {"test": 2})
-    with pytest.raises(UserError, match="the test data that was set aside has class 2, which the training"):
-        load((x, np.where(np.arange(40) == order[0], 2, y)))
+
+
+def test_a_rare_class_is_trained_on_and_the_rest_is_set_aside_as_ever() -> None:
+    x, y = np.arange(40, dtype="float32")[:, None] / 40, np.arange(40) % 2
+    order = rng(0, "test split").permutation(40)
+    data = load((x, np.where(np.isin(np.arange(40), order[[0, 3, 20]]), 2, y)))
+    assert torch.equal(data.x_test, torch.from_numpy(x[np.sort(order[:8])]))  # class 2 is in both
+    data = load((x, np.where(np.isin(np.arange(40), order[[0, 3]]), 2, y)))
+    assert torch.equal(data.x_test, torch.from_numpy(x[np.sort(order[1:8])]))
+    assert torch.equal(data.x_train, torch.from_numpy(x[np.sort([order[0], *order[8:]])]))
+    rare = np.where(np.arange(40) == order[0], 2, y)
+    data = Dataset.of_arrays(x, rare, classes=3)  # nothing need be trained on: these were never refused
+    assert torch.equal(data.x_test, torch.from_numpy(x[np.sort(order[:8])]))
+
+
+def test_too_few_samples_to_set_some_aside(tmp_path) -> None:
+    x, y = np.zeros((50, 4), dtype="float32"), np.arange(50) % 2
+    none_left = (
+        r"arrays: of {} samples none is left to {} on with data\.test {}: give more of them, test data "
+    )
+    with pytest.raises(UserError, match=none_left.format(1, "test", "0.2")):
+        load((x[:1], y[:1]))
+    with pytest.raises(UserError, match=none_left.format(50, "train", "0.999")):
+        Dataset.of_arrays(x, y, test=0.999, classes=2)
+    for samples, share in ((5, 0.9), (50, 0.999)):
+        np.savez(tmp_path / "a.npz", x_train=x[:samples], y_train=y[:samples])
+        data = load(str(tmp_path / "a.npz"), {"test": share})
+        assert (len(data.y_train), len(data.y_test)) == (2, samples - 2)
 
 
 def test_arrays_of_other_names(tmp_path) -> None:

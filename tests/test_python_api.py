@@ -171,3 +171,7 @@ def test_importing_is_quick_and_names_are_there() -> None:
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
     with pytest.raises(AttributeError, match="no attribute 'fedprox'"):
         _ = fedcsd.fedprox  # type: ignore[attr-defined]
+
+
+def test_what_completion_shows() -> None:
+    assert {*fedcsd.__all__, "__version__"} == set(dir(fedcsd))

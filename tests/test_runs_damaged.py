@@ -22,7 +22,7 @@ def test_a_finished_run_without_checkpoints_is_never_trained_again(tmp_path: Pat
     for path in (tmp_path / "run/checkpoints").iterdir():
         path.write_bytes(b"")
     for _ in range(2):  # damaged, then gone
-        with pytest.raises(UserError, match="is finished and has no checkpoint to go on from"):
+        with pytest.raises(UserError, match="is finished and has no checkpoint: remove it and start again"):
             package.resume(tmp_path / "run", data=blobs(), rounds=4)
         shutil.rmtree(tmp_path / "run/checkpoints", ignore_errors=True)
     now = (tmp_path / "run/model.safetensors").read_bytes(), (tmp_path / "run/metrics.jsonl").read_text()

@@ -186,7 +186,9 @@ def test_a_state_that_no_checkpoint_can_do_without(tmp_path: Path, whole: Path) 
     lost = cut / "clients" / min(set.intersection(*named(cut)))
     content = lost.read_bytes()
     spoil(lost, "torn")
-    with pytest.raises(UserError, match=rf"{lost.name} is missing or damaged.*restore it, or start again"):
+    with pytest.raises(
+        UserError, match=rf"{lost.name} is missing or damaged.*restore it, or remove .*cut and start again"
+    ):
         fedcsd.resume(cut, data=blobs(), method=Keeping())
     lost.write_bytes(content)  # nothing was removed meanwhile
     fedcsd.resume(cut, data=blobs(), method=Keeping())

@@ -24,7 +24,7 @@ from fedcsd.cli_options import (
 from fedcsd.config import TABLES, layered
 from fedcsd.deploy.settings import Deployment, deployment_of
 from fedcsd.errors import UserError
-from fedcsd.naming import file_of, short
+from fedcsd.naming import short
 
 FOR_APPS = ("mods", "clipping_norm")  # of use only to an app with mods of its own
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -254,8 +254,7 @@ def init(
       fedcsd deploy init my-federation --server federation.example.org --sites 3 --classes cat,dog
       fedcsd deploy init my-simulation --simulate digits --sites 50
     """
-    from fedcsd.deploy.app import PACKAGE
-    from fedcsd.deploy.init import write_folder
+    from fedcsd.deploy.init import found, write_folder
 
     host, _, port = server.partition(":")
     if bool(server) == bool(simulate):
@@ -266,13 +265,7 @@ def init(
         )
     chosen = layered(TABLES, {"method": method, "model": model})
     given = asdict(deployment_of({key: value for key, value in options.items() if value is not None}))
-    named = {key: table["name"] for key, table in chosen.items() if key in ("method", "model")}
-    own = {file for name in named.values() if (file := file_of(name))}  # they go to the sites with the app
-    if len({file.name for file in own}) < len(own):
-        raise UserError(f"method and model are in two files called {min(own).name}: rename one of them")
-    for key, name in named.items():
-        if file := file_of(name):
-            named[key] = f"{PACKAGE}.{file.stem}:{Path(name).name.partition(':')[2]}"
+    named, own = found(chosen)
     more = {f"method.{key}": value for key, value in chosen["method"].items() if key != "name"}
     config = {**named, "rounds": rounds, "lr": 0.01, "epochs": 5, "batch_size": 64, "seed": 0, **given}
     config["set"] = " ".join(f"{key}={json.dumps(value)}" for key, value in more.items())

@@ -47,14 +47,14 @@ def list_(what: str, name: str | None) -> None:
 
 def _named(name: str) -> list[str]:
     """The methods of a name: one, or all of a file or module that has several."""
-    from fedcsd.methods._own import methods_in
+    from fedcsd.methods._own import choosable
     from fedcsd.own import imported, module_of
 
     spec = parse(name)
     if not spec.home or spec.name:
         return [name]
     module = module_of(spec.file) if spec.file else imported(spec.home)
-    own = [one for one in methods_in(module) if not one.startswith("_")]
+    own = choosable(module)
     return [f"{name}:{one}" for one in own] if len(own) > 1 else [name]
 
 

@@ -160,7 +160,10 @@ def parse_seeds(text: str | None, assignments: tuple[str, ...] = ()) -> tuple[in
 def _range(text: str) -> Iterable[int]:
     """`3`, or `0-4` for all from 0 to 4."""
     first, dash, last = text.partition("-")
-    return range(int(first), int(last) + 1) if first and dash else [int(text)]
+    found = range(int(first), int(last) + 1) if first and dash else [int(text)]
+    if not found:
+        raise ValueError
+    return found
 
 
 def free_name(values: dict[str, Any]) -> Path:

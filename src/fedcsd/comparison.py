@@ -10,8 +10,8 @@ from typing import Any
 from fedcsd.analysis.rows import About, rows, told
 from fedcsd.analysis.tables import Row, csv_text, latex, markdown
 from fedcsd.began import tell_old
-from fedcsd.comparison_folder import FILES, PLANNED, Unfinished, check_folder, run_name
-from fedcsd.config import IRRELEVANT, TABLES, Settings, build, layered, native, toml_text
+from fedcsd.comparison_folder import FILES, PLANNED, Unfinished, check_folder, ended, run_name
+from fedcsd.config import IRRELEVANT, TABLES, Settings, build, default_of, layered, native, toml_text
 from fedcsd.errors import RunStopped, UserError
 from fedcsd.experiments import config_of, folder_of, make_method, method_of, prepare, split_objects
 from fedcsd.federation import Experiment, Watch
@@ -128,8 +128,11 @@ def _by_label(chosen: Sequence[Choice]) -> dict[str, Any]:
 def _label(method: Any) -> str:
     """What an object from Python is called: its class, with the options that are not the default."""
     options = fields(method) if isinstance(method, Method) else ()
-    given = [(o.name, native(getattr(method, o.name))) for o in options if o.init]
-    shown = [f"{name}={toml_text(v)}" for (name, v), o in zip(given, options, strict=True) if v != o.default]
+    shown = [
+        f"{o.name}={toml_text(value)}"
+        for o in options
+        if o.init and (value := native(getattr(method, o.name))) != default_of(o)
+    ]
     return ":".join([type(method).__name__, *shown])
 
 
@@ -174,7 +177,7 @@ def compare(
         check_folder(folder, [(cell.label, cell.seed) for cell in plan])
     about = _about(entries, without, _check(plan))
     names = [cell.path.name for cell in plan if cell.path]
-    with _claimed(folder, Unfinished(list(entries), seeds, names)):
+    with _claimed(folder, Unfinished(list(entries), seeds, names, plan[0].rounds)):
         runs = _train_all(plan, on_start)
         with _all_finished(folder):
             picture = folder / "curves.png" if folder else None
@@ -211,7 +214,7 @@ def _about(entries: Mapping[str, Any], without: Mapping[str, Any], experiment: E
                 notes[label] = ["the same as fedavg: of this model nothing stays with the clients"]
         if isinstance(choice, Mapping):
             new = {key: value for key, value in choice.items() if key not in without[label]}
-            defaults = {option.name: option.default for option in fields(method)}
+            defaults = {option.name: default_of(option) for option in fields(method)}
             shared[label] = {key: value for key, value in new.items() if value != defaults[key]}
     settings = told(config_of(experiment))
     guess = 100 * int(experiment.data.y_test.bincount().max()) / len(experiment.data.y_test)
@@ -268,12 +271,7 @@ class Cell:
     @property
     def ended(self) -> bool:
         """Whether there is nothing to train: finished, or diverged."""
-        if not self.exists:
-            return False
-        assert self.path is not None
-        run = RunDirectory.open(self.path)
-        longer = run.summary is not None and run.summary["rounds"] < self.rounds
-        return run.divergence is not None or (run.summary is not None and not longer)
+        return self.path is not None and self.exists and ended(RunDirectory.open(self.path), self.rounds)
 
     @property
     def rounds(self) -> int:
@@ -328,7 +326,8 @@ def _check(plan: Sequence[Cell]) -> Experiment:
         if not cell.exists:
             continue
         assert cell.path is not None
-        there, here = RunDirectory.open(cell.path).began, config_of(experiment)
+        run = RunDirectory.open(cell.path)
+        there, here = run.began, config_of(experiment)
         different = [
             f"{k} is {there.get(k)!r} there and {v!r} here"
             for k, v in here.items()
@@ -343,6 +342,8 @@ def _check(plan: Sequence[Cell]) -> Experiment:
                 f"{cell.path} has {there['rounds']} rounds: --rounds {there['rounds']} takes all runs that far, "
                 "or choose another --out"
             )
+        if run.summary is not None and not cell.ended:
+            run.latest(experiment.network.layout)  # refuses one that cannot be trained any further
     assert first is not None
     return first
 

@@ -23,6 +23,8 @@ class Unfinished:
     seeds: list[int]
     runs: list[str]
     """names of their folders"""
+    rounds: int = 0
+    """that each is to have; 0 if that was not noted"""
 
     @classmethod
     def of(cls, folder: Path) -> "Unfinished | None":
@@ -36,8 +38,12 @@ class Unfinished:
 
     def left(self, folder: Path) -> Sequence[str]:
         """The runs that have not ended."""
-        ends = ("summary.json", "diverged.json")
-        return [run for run in self.runs if not any((folder / run / end).exists() for end in ends)]
+        return [run for run in self.runs if not ended(RunDirectory(folder / run), self.rounds)]
+
+
+def ended(run: RunDirectory, rounds: int) -> bool:
+    """Whether there is nothing to train: diverged, or finished with so many rounds."""
+    return run.divergence is not None or (run.summary is not None and run.summary["rounds"] >= rounds)
 
 
 def run_name(label: str, seed: int) -> str:
@@ -59,7 +65,7 @@ def _check_labels(runs: Sequence[tuple[str, int]]) -> None:
 
 
 def check_folder(folder: Path, runs: Sequence[tuple[str, int]]) -> None:
-    """Refuse a place that holds anything but an earlier comparison, and labels that cannot name folders there."""
+    """Refuse a place that holds a run, or other files and no earlier comparison, and labels that cannot name folders there."""
     _check_labels(runs)
     there = names_in(folder)
     if _is_run(folder):

@@ -5,7 +5,7 @@ import math
 import operator
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, Field, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
@@ -149,6 +149,11 @@ def check_range(label: str, value: float, limits: Mapping[str, Any]) -> None:
         raise UserError(f"{label} must be {' and '.join(wanted)}, not {value}")
 
 
+def default_of(option: "Field[Any]") -> Any:
+    """What an option is if it is not given; MISSING if it has to be."""
+    return option.default if option.default_factory is MISSING else option.default_factory()
+
+
 def describe(cls: type) -> list[tuple[str, str, str]]:
     """(name, default, meaning) of every option of a settings dataclass."""
     rows = []
@@ -158,7 +163,7 @@ def describe(cls: type) -> list[tuple[str, str, str]]:
         rows.append(
             (
                 f.name,
-                "" if f.default is MISSING else toml_text(f.default),
+                "" if default_of(f) is MISSING else toml_text(default_of(f)),
                 f.metadata.get("meaning", "") + choices,
             )
         )

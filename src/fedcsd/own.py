@@ -93,10 +93,10 @@ def _in_short(error: BaseException) -> str:
 
 def check_call(function: Callable[..., Any], given: Iterable[str], named: Iterable[str] = ()) -> None:
     """For a call that failed: refuse a function that does not take these arguments, and say which it takes."""
-    plain, name = inspect.unwrap(getattr(function, "__func__", function)), getattr(function, "__name__", "it")
+    plain, name = getattr(function, "__func__", function), getattr(function, "__name__", "it")
     given, named = [*["self"] * inspect.ismethod(function), *given], dict.fromkeys(named)
     try:
-        signature = inspect.signature(plain)
+        signature = inspect.signature(plain, follow_wrapped=False)  # a decorator takes its own
     except (TypeError, ValueError):
         return  # nothing is known of it
     try:

@@ -340,10 +340,10 @@ class RunDirectory:
         if lost:
             raise UserError(
                 f"{self._clients / lost} is missing or damaged and there is no complete checkpoint without it: "
-                "restore it, or start again with fedcsd run --overwrite"
+                f"restore it, or remove {self.path} and start again"
             )
         if self.summary is not None:
-            raise UserError(f"{self.path} is finished and has no checkpoint to go on from: start a new run")
+            raise UserError(f"{self.path} is finished and has no checkpoint: remove it and start again")
         if passed or (self.path / "metrics.jsonl").exists():
             note(f"{self.path}: no checkpoint is complete; starting again from round 1")
         return None

@@ -2,13 +2,11 @@
 
 import os
 import pickle
-import re
 import signal
 import ssl
 import stat
 import subprocess
 import sys
-import tomllib
 from io import BytesIO
 from pathlib import Path
 
@@ -21,7 +19,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedcsd.cli_new import method_text
 from fedcsd.deploy.checks import Checks
 from fedcsd.deploy.keeper import from_bytes, to_bytes
 from fedcsd.deploy.keys import make_certificates, make_node_key
@@ -329,35 +326,6 @@ def test_help_says_that_clients_in_trouble_are_left_out(fedcsd: Fedcsd) -> None:
     assert settings_of({})["on_divergence"] == "skip"
     shown = " ".join(fedcsd("deploy", "local", "--help").stdout.replace("│", "").split())
     assert "leave that client out of the round (default: skip)" in shown
-
-
-def test_init_writes_an_app_with_instructions(fedcsd: Fedcsd, tmp_path: Path) -> None:
-    (tmp_path / "mine.py").write_text(method_text("mine.py", "Mine"))
-    options = (
-        "--server",
-        "a.org:1234",
-        "--sites",
-        "3",
-        "--classes",
-        "cat,dog",
-        "--method",
-        "mine.py:Mine:mu=0.5",
-    )
-    result = fedcsd("deploy", "init", "fed", *options, "--prototype-noise", "0.1")
-    assert result.returncode == 0, result.stderr
-    app = tomllib.loads((tmp_path / "fed/pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    assert app["components"]["clientapp"] == "fedcsd_app.client_app:app"
-    config = app["config"]
-    assert settings_of(config)["method"] == {"name": "fedcsd_app.mine:Mine", "mu": 0.5}
-    assert (config["clients"], config["mode"], config["prototype_noise"]) == (3, "sites", 0.1)
-    assert (tmp_path / "fed/fedcsd_app/mine.py").exists()
-    pages = {path.name: path.read_text() for path in (tmp_path / "fed").rglob("*") if path.is_file()}
-    assert "--superlink a.org:1234" in pages["JOIN.md"]
-    assert "The classes are cat, dog." in pages["JOIN.md"]
-    assert "listen 1234 ssl" in pages["nginx.conf"]
-    assert "a.org:1234" in pages["fedcsd-supernode.service"]
-    for name, text in pages.items():
-        assert not re.search(r"\$(host|port|inner|sites|classes|check)\b", text), name
 
 
 def test_time_limits_need_a_number_of_answers() -> None:

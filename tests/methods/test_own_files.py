@@ -8,7 +8,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from conftest import assert_found_by_workers, small
+from conftest import Fedcsd, assert_found_by_workers, small
 
 import fedcsd
 from fedcsd.backends.local import LocalBackend
@@ -286,3 +286,32 @@ def test_names_of_installed_methods_that_cannot_be_typed_are_refused(monkeypatch
     for name in ("a.b", "a:b", "all", "a,b", "a.py"):
         with pytest.raises(UserError, match="a method cannot be called"):
             from_entry(name, [EntryPoint(name, "lab:X", "fedcsd.methods")])
+
+
+def test_list_of_a_file_shows_all_its_methods(fedcsd: Fedcsd, tmp_path: Path) -> None:
+    (tmp_path / "two.py").write_text(
+        "import fedcsd\n\n\nclass A(fedcsd.FedAvg):\n    'One.'\n\n\nclass B(fedcsd.FedAvg):\n    'Other.'\n"
+    )
+    shown = fedcsd("list", "methods", "two.py").stdout
+    assert "two.py:A  One." in shown
+    assert "two.py:B  Other." in shown
+
+
+def test_list_of_a_file_leaves_out_what_cannot_be_chosen(fedcsd: Fedcsd, tmp_path: Path) -> None:
+    base = "import abc\nimport fedcsd\n\n\nclass Base(fedcsd.FedAvg):\n    @abc.abstractmethod\n"
+    one = "\n\nclass A(Base):\n    'One.'\n\n    def part(self): ...\n"
+    (tmp_path / "one.py").write_text(f"{base}    def part(self): ...\n{one}")
+    shown = fedcsd("list", "methods", "one.py")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert "one.py  One." in shown.stdout
+    (tmp_path / "two.py").write_text(f"{(tmp_path / 'one.py').read_text()}{one.replace('A', 'B')}")
+    shown = fedcsd("list", "methods", "two.py")
+    assert (shown.returncode, shown.stdout.count("One.")) == (0, 2)
+    assert "Base" not in shown.stdout
+
+
+def test_list_of_a_method_of_one_s_own(fedcsd: Fedcsd) -> None:
+    fedcsd("new-method", "mine.py")
+    shown = fedcsd("list", "methods", "mine.py").stdout
+    assert "\n    fedcsd run --method mine.py:Mine\n" in shown  # a line of its own
+    assert "mine.py:Mine:strong" in shown  # as --method takes it

@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -205,6 +206,30 @@ def test_a_type_error_inside_a_function_stays_what_it_is() -> None:
         MethodFailed, match=r"TypeError: unsupported operand .* \(test_own_mistakes\.py, line"
     ):
         run_once(made(loss=lambda self, batch: batch.cross_entropy + None))
+
+
+def given(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator that gives something more."""
+
+    @wraps(function)
+    def wrapper(*arguments: Any, **named: Any) -> Any:
+        return function(*arguments, **named, more=None)
+
+    return wrapper
+
+
+@pytest.mark.parametrize("name", ["round", "train", "loss"])
+def test_a_type_error_inside_a_decorated_function_stays_what_it_is(name: str) -> None:
+    functions = {
+        "round": lambda self, server, ask, more: more + 1,
+        "train": lambda self, client, weights, more: more + 1,
+        "loss": lambda self, batch, more: more + 1,
+    }
+    functions[name].__name__ = name
+    with pytest.raises(
+        MethodFailed, match=r"TypeError: unsupported operand .* \(test_own_mistakes\.py, line"
+    ):
+        run_once(made(**{name: given(functions[name])}))
 
 
 def test_weights_of_another_size_are_refused_at_once() -> None:

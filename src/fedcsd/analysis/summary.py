@@ -52,7 +52,7 @@ def number(value: Any) -> float:
 
 def progress_of(folder: Path) -> list[list[str]]:
     """Of each run in a folder: its name, the rounds done and the accuracy so far."""
-    rows = []
+    rows, planned = [], Unfinished.of(folder)
     for config in sorted(folder.glob("*/config.toml")):
         run = RunDirectory.open(config.parent)
         history = run.history()
@@ -60,8 +60,11 @@ def progress_of(folder: Path) -> list[list[str]]:
         accuracy = f"{100 * latest:.2f}" if math.isfinite(latest) else "–" * bool(history)
         if end := run.divergence:
             accuracy = f"diverged (round {end.round})"
-        rows.append([config.parent.name, f"{len(history)} of {run.settings['rounds']}", accuracy])
-    planned, begun = Unfinished.of(folder), {row[0] for row in rows}
+        name, rounds = config.parent.name, run.settings["rounds"]
+        if planned and name in planned.runs:  # it may be taken further, and not yet be told
+            rounds = max(rounds, planned.rounds)
+        rows.append([name, f"{len(history)} of {rounds}", accuracy])
+    begun = {row[0] for row in rows}
     return rows + [[name, "to do", ""] for name in (planned.runs if planned else ()) if name not in begun]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 from fedcsd.config import toml_text
 from fedcsd.errors import Divergence, UserError
 
-GUESSING = 1.1  # times the accuracy of guessing: nothing was learned
+GUESSING = 0.1  # so little of what guessing gets right, or gets wrong if that is less, is no learning
 PER_SEED = ("accuracies", "differences", "own")
 
 
@@ -74,7 +74,8 @@ class Row:
     def guessing(self) -> bool:
         """Whether its global models learned nothing, as far as their accuracy shows."""
         values = [] if self.personal or self.untrained else known(self.accuracies)
-        return bool(values) and mean(values) <= GUESSING * self.guess
+        margin = GUESSING * min(self.guess, 100 - self.guess)
+        return bool(values) and self.guess > 0 and mean(values) <= self.guess + margin
 
     def whole(self, values: Sequence[float]) -> bool:
         """Whether every seed has a result that was trained as asked."""

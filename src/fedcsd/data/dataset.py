@@ -89,11 +89,12 @@ class Dataset:
     ) -> "Dataset":
         """A data set from arrays, checked. uint8 images are standardised per channel with the
         training data's mean and deviation; `largest` is their largest possible value. Without test
-        data a seeded share `test` of the training data is set aside, and its groups with it."""
+        data a seeded share `test` of the training data is set aside, and its groups with it; a class
+        that would be in it alone keeps a sample to train on, unless `classes` says how many there are."""
         x_train, y_train = _images(x_train, "x_train"), _labels(y_train, "y_train")
         _check(name, x_train, y_train, "train")
-        if aside := x_test is None and y_test is None:
-            here, there = _set_aside(len(y_train), test)
+        if x_test is None and y_test is None:
+            here, there = _set_aside(name, y_train, test, every_class=classes is None)
             if groups:
                 groups = replace(groups, train=groups.train[here], test=groups.train[there])
             x_train, y_train, x_test, y_test = x_train[here], y_train[here], x_train[there], y_train[there]
@@ -110,8 +111,7 @@ class Dataset:
             raise UserError(f"{name}: labels must lie in 0..{classes - 1}; found {least}..{found - 1}")
         lacking = sorted(set(np.unique(y_test).tolist()) - set(np.unique(y_train).tolist()))
         if lacking and not given:
-            which = "test data that was set aside" if aside else "test data"
-            raise UserError(f"{name}: the {which} has class {lacking[0]}, which the training data lacks")
+            raise UserError(f"{name}: the test data has class {lacking[0]}, which the training data lacks")
         if classes < 2:
             raise UserError(f"{name}: all labels are 0; classification needs at least two classes")
         if not given:
@@ -211,13 +211,12 @@ def from_python(data: Any) -> Dataset:
     if isinstance(data, dict):
         check_names("the data", data)
         return Dataset.of_arrays(*(data.get(name) for name in ARRAYS))
-    if isinstance(data, (tuple, list)) and len(data) == 4:
-        return Dataset.of_arrays(*data)
-    if isinstance(data, (tuple, list)) and len(data) == 2 and all(hasattr(d, "__array__") for d in data):
-        return Dataset.of_arrays(*data)
-    if isinstance(data, (tuple, list)) and len(data) == 2 and all(map(_is_dataset, data)):
-        return Dataset.of_arrays(*_columns(data[0]), *_columns(data[1]))
-    inside = ", ".join(type(d).__name__ for d in data[:8]) if isinstance(data, (tuple, list)) else ""
+    several = data if isinstance(data, (tuple, list)) else ()
+    if len(several) == 4 or (len(several) == 2 and all(hasattr(d, "__array__") for d in several)):
+        return Dataset.of_arrays(*several)
+    if len(several) == 2 and all(map(_is_dataset, several)):
+        return Dataset.of_arrays(*_columns(several[0]), *_columns(several[1]))
+    inside = ", ".join(type(d).__name__ for d in several[:8])
     raise UserError(
         f"data must be a name, a path, the two or four arrays ({', '.join(ARRAYS)}), or a training and a test torch Dataset; "
         f"not a {type(data).__name__}{inside and f' of {inside}'}"
@@ -257,11 +256,22 @@ def check_share(test: float) -> None:
         raise UserError(f"data.test must be between 0 and 1, not {test:g}")
 
 
-def _set_aside(samples: int, test: float) -> tuple[Array, Array]:
-    """Rows to train on, and a seeded share of all to test on."""
+def _set_aside(name: str, y: Array, test: float, *, every_class: bool) -> tuple[Array, Array]:
+    """Rows to train on, of every class if so wished, and a seeded share of all to test on."""
     check_share(test)
-    order, cut = seeds.rng(0, "test split").permutation(samples), ceil(test * samples)
-    return np.sort(order[cut:]), np.sort(order[:cut])
+    order, cut = seeds.rng(0, "test split").permutation(len(y)), ceil(test * len(y))
+    here, there = order[cut:], order[:cut]
+    if every_class:
+        classes, first = np.unique(y[there], return_index=True)
+        back = first[~np.isin(classes, y[here])]
+        here, there = np.append(here, there[back]), np.delete(there, back)
+    if not len(here) or not len(there):
+        what = "train" if len(there) else "test"
+        raise UserError(
+            f"{name}: of {len(y)} samples none is left to {what} on with data.test {test:g}: "
+            "give more of them, test data beside them, or another data.test"
+        )
+    return np.sort(here), np.sort(there)
 
 
 def _check(name: str, x: Array, y: Array, part: str) -> None:

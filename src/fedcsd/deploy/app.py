@@ -10,6 +10,7 @@ from fedcsd import __version__
 
 TESTED = ">=1.41,<2"
 PACKAGE = "fedcsd_app"
+MODULES = ("__init__", "server_app", "client_app")
 SERVER = '''"""The server's part: the round loop of fedcsd, in the place where Flower starts it."""
 
 from fedcsd.deploy.server import app
@@ -72,5 +73,5 @@ def write_app(folder: Path, config: Mapping[str, Any], *, client: str = CLIENT) 
         },
     }
     (folder / "pyproject.toml").write_text(tomli_w.dumps(document), encoding="utf-8")
-    for name, text in (("__init__", '"""A Flower app."""\n'), ("server_app", SERVER), ("client_app", client)):
+    for name, text in zip(MODULES, ('"""A Flower app."""\n', SERVER, client), strict=True):
         (package / f"{name}.py").write_text(text, encoding="utf-8")

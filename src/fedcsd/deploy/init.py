@@ -1,5 +1,6 @@
 """`fedcsd deploy init`: a Flower app and what people need who run it."""
 
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from importlib.resources import files
@@ -9,8 +10,9 @@ from typing import Any
 
 import tomli_w
 
-from fedcsd.deploy.app import PACKAGE, write_app
+from fedcsd.deploy.app import MODULES, PACKAGE, write_app
 from fedcsd.errors import UserError
+from fedcsd.naming import file_of
 
 PAGES = {
     "README.md": "README.md",
@@ -21,6 +23,29 @@ PAGES = {
 }
 SIMULATION = {"SIMULATION.md": "README.md"}
 INNER = 8000  # where the SuperLink listens, on the server itself
+
+
+def found(chosen: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, str], set[Path]]:
+    """Method and model as they are named in the app, and the files of one's own that go with it to the sites; what
+    is not there, or would not be found there, is refused."""
+    from fedcsd.experiments import make_method
+    from fedcsd.models import find
+
+    make_method(chosen["method"])
+    if chosen["model"]["name"] != "auto":
+        find(chosen["model"]["name"])
+    named, own = {key: chosen[key]["name"] for key in ("method", "model")}, set()
+    for key, name in named.items():
+        if file := file_of(name):
+            if file.stem in MODULES:
+                raise UserError(f"the app has a file {file.name} of its own: rename yours")
+            if not re.fullmatch(r"[A-Za-z_]\w*", file.stem):
+                raise UserError(f"{file.name} cannot be imported by its name: rename it, such as my_{key}.py")
+            named[key] = f"{PACKAGE}.{file.stem}:{name.rpartition(':')[2]}"
+            own.add(file)
+    if len({file.name for file in own}) < len(own):
+        raise UserError(f"method and model are in two files called {min(own).name}: rename one of them")
+    return named, own
 
 
 def write_folder(

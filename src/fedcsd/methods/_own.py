@@ -107,6 +107,12 @@ def methods_in(module: ModuleType) -> dict[str, type[Method]]:
     }
 
 
+def choosable(module: ModuleType) -> dict[str, type[Method]]:
+    """Those of them that are meant to be used: public, and not abstract."""
+    own = methods_in(module).items()
+    return {n: c for n, c in own if not n.startswith("_") and not inspect.isabstract(c)}
+
+
 def class_of(module: ModuleType, name: str, where: str) -> type[Method]:
     """The method of this name in a module, or its only one; checked for what every method must have."""
     own = methods_in(module)
@@ -117,8 +123,7 @@ def class_of(module: ModuleType, name: str, where: str) -> type[Method]:
         if not isinstance(made, type) or not issubclass(made, Method):
             raise UserError(f"{where}:{name} is no method: it must be a class derived from fedcsd.Method")
     else:
-        public = {n: c for n, c in own.items() if not n.startswith("_") and not inspect.isabstract(c)}
-        choice = public or own
+        choice = choosable(module) or own
         if not choice:
             raise _no_method(where)
         if len(choice) > 1:

@@ -38,7 +38,14 @@ def image_folder(
     files, parts = by_split(path, files, places)
     known, labels = _labelled(path, [p[-2] for p in parts], classes)
     domains, groups = numbered([p[0] if len(p) == 3 else path.name for p in parts])
-    _tell_empty(path, places, known)
+    empty = _without_images(path, places, known)
+    if len(known) < 2:
+        raise UserError(
+            f"{path} holds one class only ({known[0]}){empty and f' and {empty}'}: classification needs at least "
+            "two folders of images"
+        )
+    if empty:
+        note(f"{path}: {empty} that can be read: left out")
     options = {"size": size, "test": test, "pool": train_pool, "paths": ["/".join(p[:-1]) for p in parts]}
     options |= {"classes": classes} if classes else {}
     key = content_key(files, {**options, "kind": "folder"})
@@ -96,25 +103,19 @@ def _labelled(path: Path, folders: list[str], classes: str) -> tuple[list[str], 
     return known, np.array([known.index(name) for name in folders], dtype=np.int64)
 
 
-def _tell_empty(path: Path, places: list[tuple[str, ...]], known: list[str]) -> None:
-    """Say which folders in the place of a class or a domain are left out, since no image is in them; refuse one
-    class alone. A class that has images elsewhere, or was given, is none of them."""
+def _without_images(path: Path, places: list[tuple[str, ...]], known: list[str]) -> str:
+    """The folders in the place of a class or a domain that hold no image, in words; "" if there are none. A class
+    that has images elsewhere, or was given, is none of them."""
     having = {p[:depth] for p in places for depth in range(1, len(p))}
     around = [(), *(h for h in having if len(h) < len(places[0]) - 1)]
     below = [(*a, f.name) for a in around for f in path.joinpath(*a).iterdir() if f.is_dir()]
     empty = sorted(
         "/".join(b) for b in set(below) - having if not b[-1].startswith(".") and b[-1] not in known
     )
+    if len(empty) == 1:
+        return f"the folder {empty[0]} holds no image"
     more = f" and {len(empty) - 3} more" if len(empty) > 3 else ""
-    one = len(empty) == 1
-    said = f"the folder{'' if one else 's'} {', '.join(empty[:3])}{more} hold{'s' if one else ''} no image"
-    if len(known) < 2:
-        raise UserError(
-            f"{path} holds one class only ({known[0]}){f' and {said}' if empty else ''}: classification needs at "
-            "least two folders of images"
-        )
-    if empty:
-        note(f"{path}: {said} that can be read, and {'is' if one else 'are'} left out")
+    return f"the folders {', '.join(empty[:3])}{more} hold no image" if empty else ""
 
 
 def by_split(
