@@ -210,7 +210,8 @@ def test_a_comparison_is_no_run(fedcsd: Fedcsd) -> None:
     said = fedcsd("resume", "c")
     assert said.returncode == 2
     assert (
-        "c holds a comparison: the same `fedcsd compare` goes on with it, with more --rounds" in said.stderr
+        "c holds a comparison: name one of its runs, such as c/fedavg-seed0; the same `fedcsd compare`"
+        in said.stderr
     )
 
 

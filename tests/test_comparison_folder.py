@@ -180,3 +180,16 @@ def test_a_comparison_without_a_run_names_none(tmp_path: Path) -> None:
     Unfinished(["fedavg"], [0], ["fedavg-seed0"]).write(tmp_path)
     with pytest.raises(UserError, match=r"goes on with it, with more --rounds if you like$"):
         package.resume(tmp_path)
+
+
+def test_a_default_that_was_changed_is_named_alone(fedcsd: Fedcsd, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    head = "from dataclasses import dataclass\n\nimport fedcsd\n\n\n@dataclass(frozen=True)\n"
+    code = head + "class Mine(fedcsd.FedAvg):\n    tau: float = {}\n"
+    compare = ("compare", "--methods", "mine.py", "--rounds", "1", "--epochs", "1", "--out", "c")
+    file.write_text(code.format(1.0))
+    assert fedcsd(*compare).returncode == 0
+    file.write_text(code.format(0.3))
+    said = fedcsd(*compare)
+    assert said.returncode == 2
+    assert "(method.tau is 1.0 there and 0.3 here)" in said.stderr

@@ -313,6 +313,12 @@ def _train_all(
     return runs
 
 
+def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables by their options: `method`, its name, and `method.tau`."""
+    tables = {k: v if isinstance(v, Mapping) else {"name": v} for k, v in config.items()}
+    return {k if o == "name" else f"{k}.{o}": v for k, table in tables.items() for o, v in table.items()}
+
+
 def _check(plan: Sequence[Cell]) -> Experiment:
     """Refuse what cannot work before the first run starts; gives the experiment of the first cell."""
     first = None
@@ -328,10 +334,13 @@ def _check(plan: Sequence[Cell]) -> Experiment:
         assert cell.path is not None
         run = RunDirectory.open(cell.path)
         there, here = run.began, config_of(experiment)
+        before, now = _flat(there), _flat(here)
         different = [
-            f"{k} is {there.get(k)!r} there and {v!r} here"
-            for k, v in here.items()
-            if k not in (*IRRELEVANT, "rounds") and there.get(k) != v
+            f"{k} is {before.get(k)!r} there and {now.get(k)!r} here"
+            for k in {**now, **before}
+            if k not in (*IRRELEVANT, "rounds")
+            and before.get(k) != now.get(k)
+            and k.partition(".")[0] in here
         ]
         if different:
             raise UserError(

@@ -111,9 +111,9 @@ def no_run(path: Path) -> UserError:
     """What to say of a folder that was given as a run's."""
     inside = sorted(config.parent.name for config in path.glob("*/config.toml"))
     if any((path / name).exists() for name in ("comparison.json", "planned.json")):
-        one = f"; or name one of its runs, such as {path / inside[0]}" if inside else ""
+        one = f"name one of its runs, such as {path / inside[0]}; " if inside else ""
         return UserError(
-            f"{path} holds a comparison: the same `fedcsd compare` goes on with it, with more --rounds if you like{one}"
+            f"{path} holds a comparison: {one}the same `fedcsd compare` goes on with it, with more --rounds if you like"
         )
     if inside:
         return UserError(
