@@ -60,7 +60,7 @@ SCALES = {
         {**COMMON, **OPTIMIZER, "rounds": 2, "epochs": 2, "lr": 0.05, "min_samples": 2},
         _smaller(
             cifar100={"train_size": 1000, "augment": "none", "batch_size": 10},
-            femnist={"train_size": 1000, "batch_size": 10},
+            femnist={"train_size": 1000, "batch_size": 10, "lr": 0.02},
             office_caltech_10={"data": {"size": 32}, "augment": "none"},
         ),
         2,
