@@ -1,10 +1,10 @@
 """The program as a user meets it: help, results, and one clear line for every mistake."""
 
 import os
+import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -17,12 +17,18 @@ from fedcsd.errors import UserError
 QUICK = ("--rounds", "2", "--epochs", "1")
 
 
+def processor_seconds() -> float:
+    """Of commands that were waited for: what other tests do meanwhile is not in it."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def test_help_is_quick_and_teaches() -> None:
     times = []
     for _ in range(5):
-        began = time.perf_counter()
+        began = processor_seconds()
         result = subprocess.run([sys.executable, "-m", "fedcsd", "--help"], capture_output=True, text=True)
-        times.append(time.perf_counter() - began)
+        times.append(processor_seconds() - began)
     assert min(times) < 0.5
     assert result.returncode == 0
     for word in ("run", "resume", "compare", "list", "show", "digits"):
