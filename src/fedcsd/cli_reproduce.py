@@ -1,7 +1,7 @@
 """`fedcsd reproduce`: the paper's tables and figures, measured beside what the paper prints."""
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -157,7 +157,7 @@ def check_names(choices: Choices) -> None:
 def train_and_show(
     names: Sequence[str], choices: Choices, out: Path, only: Any, jobs: int, train: bool
 ) -> None:
-    from fedcsd.console import Training, say
+    from fedcsd.console import Training, counted, say
     from fedcsd.paper.elsewhere import elsewhere
     from fedcsd.paper.helpers import helping, shared_out
     from fedcsd.paper.reproduce import plans, reproduce, wanted
@@ -169,15 +169,22 @@ def train_and_show(
     show_notes(choices)
     if left and train:
         expected = duration_text(sum(run.seconds for run in left))
-        say(f"{counted(runs)}, {len(left)} of them to train: about {expected} on {choices.machine}")
+        say(
+            f"{counted(len(runs), 'run')}, {len(left)} of them to train: about {expected} on {choices.machine}"
+        )
     jobs = max(1, min(jobs, len(left)))
     if left and train and choices.scale == "paper" and choices.overrides.get("device") != "cuda":
         say("this is work for a GPU (--device cuda): on a CPU it takes weeks; --scale small is for one")
     with Training() as training, helping(jobs, names, choices, out, only):
 
         def start(run: Any, rounds: int, coming: Sequence[Any]) -> Any:
-            weight, ahead = run.seconds / rounds, sum(other.seconds for other in coming) / jobs
-            return training.follow(run.label, rounds, len(coming), weight=weight, ahead=ahead)
+            def ahead() -> list[float]:
+                return [other.left for other in coming if not other.ended]
+
+            return training.follow(run.label, rounds, weight=run.seconds / rounds, ahead=ahead, jobs=jobs)
+
+        def wait(left: Sequence[Any]) -> None:
+            training.wait([run.left for run in left])
 
         def made(one: Any) -> None:
             training.move_up()
@@ -194,6 +201,7 @@ def train_and_show(
             only=only,
             train=train,
             on_start=start,
+            on_wait=wait,
             on_step=training.step,
             on_made=made,
         )
@@ -235,25 +243,24 @@ def show_made(made: Any) -> None:
 
 
 def show_plan(plans: dict[str, Any], only: Any, machine: str) -> None:
-    from fedcsd.console import say, show_table
+    from fedcsd.console import counted, say, show_table
     from fedcsd.paper.reproduce import wanted
 
     seen: dict[Path, Any] = {}
     for name, runs in plans.items():
         some = {run.path: run for run in wanted(runs, only) if run.path not in seen}
         seen |= some
-        say(f"{name}: {counted(some)}" + (" that no table above has" if name != next(iter(plans)) else ""))
+        say(
+            f"{name}: {counted(len(some), 'run')}"
+            + (" that no table above has" if name != next(iter(plans)) else "")
+        )
         if some:
             rows = [[run.label, run.state, run.path.name] for run in some.values()]
             show_table(["run", "state", "folder"], rows, left=3, wide=True)
     left = [run for run in seen.values() if not run.ended]
     took = duration_text(sum(run.seconds for run in left))
     on = f": about {took} on {machine}" if left else ""
-    say(f"{counted(seen)}, {len(left)} to train{on}")
-
-
-def counted(runs: Collection[Any]) -> str:
-    return f"{len(runs)} run{'s' * (len(runs) != 1)}"
+    say(f"{counted(len(seen), 'run')}, {len(left)} to train{on}")
 
 
 def list_names() -> None:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, JustifyMethod
@@ -19,6 +19,7 @@ from fedcsd.naming import short
 console = Console(highlight=False, markup=False)
 
 PLAIN_SECONDS = 5.0  # between lines of progress where the output is not a terminal
+LOOK_SECONDS = 2.0  # between looks at what other processes have done
 LONG_SECONDS = 30.0  # of a round there, after which clients are counted
 
 
@@ -29,6 +30,10 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(int(seconds + 0.5), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
 
 
 class Training:
@@ -49,6 +54,7 @@ class Training:
         self.live = console.is_terminal
         self.current: TaskID | None = None
         self.stepping, self.began, self.said = 0, 0.0, 0.0
+        self.waiting = 0  # runs of other processes, when that began
         self.work, self.seconds = 0.0, 0.0  # of all runs so far; a round is work of its weight
 
     def __enter__(self) -> "Training":
@@ -61,15 +67,35 @@ class Training:
             self.bar.stop()
 
     def follow(
-        self, label: str, rounds: int, more: int = 0, *, weight: float = 1.0, ahead: float | None = None
+        self,
+        label: str,
+        rounds: int,
+        more: int = 0,
+        *,
+        weight: float = 1.0,
+        ahead: Callable[[], Sequence[float]] | None = None,
+        jobs: int = 1,
     ) -> "RunProgress":
-        """Progress of one run. `more` runs come after it, of the same length unless `ahead` says what
-        work they are, where a round of this one is work of `weight`."""
+        """Progress of one run. `more` runs of the same length come after it, unless `ahead` says how much
+        work is left of each, where a round of this one is work of `weight`; `jobs` processes do it."""
         self.move_up()
-        ahead = weight * rounds * more if ahead is None else ahead
-        progress = RunProgress(self, label, rounds, more, weight, ahead)
+        progress = RunProgress(self, label, rounds, weight, ahead or (lambda: [weight * rounds] * more), jobs)
         self.current = progress.task
         return progress
+
+    def wait(self, ahead: Sequence[float]) -> None:
+        """Other processes train all that is left, each run by itself: how many runs, and until when."""
+        now, text = time.monotonic(), "waiting for other processes"
+        note = f"{duration(max(ahead) * self.seconds / self.work)} left" if self.work else ""
+        if self.waiting == 0:
+            self.move_up()
+            self.waiting, self.said = len(ahead), 0.0
+            self.current = self.bar.add_task(text, total=len(ahead), note="", unit="run")
+        if self.live and self.current is not None:
+            self.bar.update(self.current, completed=self.waiting - len(ahead), note=note)
+        elif now - self.said > PLAIN_SECONDS:
+            self.said = now
+            print(f"{text}: {counted(len(ahead), 'run')}  {note}".rstrip(), flush=True)
 
     def step(self, what: str, done: int, total: int) -> None:
         """Progress of something that is no run, such as what a picture needs."""
@@ -88,19 +114,28 @@ class Training:
     def move_up(self) -> None:
         """What has ended moves up: a display higher than the terminal would hide what goes on."""
         if self.current is not None and self.live:
-            done = [task for task in self.bar.tasks if task.id == self.current]
-            self.bar.print(self.bar.make_tasks_table(done))
+            if not self.waiting:
+                done = [task for task in self.bar.tasks if task.id == self.current]
+                self.bar.print(self.bar.make_tasks_table(done))
             self.bar.remove_task(self.current)
-        self.current, self.stepping = None, 0
+        self.current, self.stepping, self.waiting = None, 0, 0
 
 
 class RunProgress(Watch):
     """Shows one run."""
 
-    def __init__(self, training: Training, label: str, rounds: int, more: int, weight: float, ahead: float):
-        self.training, self.label, self.more = training, label, more
-        self.weight, self.ahead = weight, ahead
-        self.began = self.said = self.last = time.monotonic()
+    def __init__(
+        self,
+        training: Training,
+        label: str,
+        rounds: int,
+        weight: float,
+        ahead: Callable[[], Sequence[float]],
+        jobs: int,
+    ):
+        self.training, self.label, self.weight, self.jobs = training, label, weight, jobs
+        self.look, self.ahead = ahead, ahead()
+        self.began = self.said = self.last = self.looked = time.monotonic()
         self.first: int | None = None
         self.note = "starting"
         self.task = training.bar.add_task(label, total=rounds, note="starting", unit="round")
@@ -113,8 +148,11 @@ class RunProgress(Watch):
         training.work, training.seconds = training.work + self.weight, training.seconds + now - self.last
         self.last = now
         # This run at its own pace; methods differ, so those to come at the pace of all so far.
-        left = (now - self.began) / (done - self.first) * (rounds - done)
-        left += training.seconds / training.work * self.ahead
+        own = (now - self.began) / (done - self.first) * (rounds - done)
+        if done == rounds or now - self.looked > LOOK_SECONDS:
+            self.looked, self.ahead = now, self.look()
+        pace = training.seconds / training.work
+        left = max(own, *(pace * work for work in self.ahead), (own + pace * sum(self.ahead)) / self.jobs)
         parts = [f"accuracy {100 * record['test_accuracy']:.2f} %"]
         if record.get("logit_drift") is not None:
             parts.append(f"drift {record['logit_drift']:.2f}")
@@ -123,7 +161,7 @@ class RunProgress(Watch):
         parts += [f"{record[name]} {name}" for name in ("refused", "late", "missing") if record.get(name)]
         if done == rounds:
             parts.append(f"in {duration(now - self.began)}")
-        if self.more and (done < rounds or not self.training.live):  # else the next run's bar says it
+        if self.ahead and (done < rounds or not self.training.live):  # else the next run's bar says it
             parts.append(f"{duration(left)} left in all, {self.to_come}")
         elif done < rounds:
             parts.append(f"{duration(left)} left")
@@ -131,7 +169,7 @@ class RunProgress(Watch):
 
     @property
     def to_come(self) -> str:
-        return f"{self.more} more run{'s' if self.more > 1 else ''}"
+        return counted(len(self.ahead), "more run")
 
     def diverged(self, round: int) -> None:
         if self.training.live:
@@ -139,7 +177,7 @@ class RunProgress(Watch):
             self.training.bar.remove_task(self.task)
             self.training.current = None
         else:
-            more = f"  {self.to_come}" if self.more else ""
+            more = f"  {self.to_come}" if self.ahead else ""
             print(f"{self.label}: diverged in round {round}{more}", flush=True)
 
     def stage(self, text: str) -> None:

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedcsd import seeds
-from fedcsd.backends import Apart, Backend, in_short
+from fedcsd.backends import Apart, Backend, in_short, memory
 from fedcsd.config import Settings
 from fedcsd.data import Dataset
 from fedcsd.data.alike import DOMAINS, Alike
@@ -171,6 +171,10 @@ class Federation:
                 raise
         except (RunStopped, UserError):
             raise
+        except torch.OutOfMemoryError as error:
+            raise RunStopped(
+                f"the GPU's memory is full in the method's {part}(): {memory.advice()}"
+            ) from error
         except Exception as error:
             failed = MethodFailed(f"the method's {part}() failed: {in_short(error)}")
             failed.add_note(traceback.format_exc())

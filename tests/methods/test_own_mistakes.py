@@ -13,6 +13,7 @@ from conftest import small
 from test_own_method import run_once
 
 import fedcsd
+from fedcsd.backends import memory
 from fedcsd.backends.device import DeviceBackend
 from fedcsd.errors import Diverged, MethodFailed, Note
 from fedcsd.federation import Federation
@@ -114,6 +115,17 @@ class Bad(FedAvg):
 def test_mistakes_in_a_method_are_named(kind: str, message: str) -> None:
     with pytest.raises(MethodFailed, match=message):
         run_once(Bad(kind))
+
+
+def test_a_full_gpu_is_no_mistake_of_the_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(method: FedAvg, server: Server, ask: Ask) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 436.00 MiB.")
+
+    monkeypatch.setattr(memory, "advice", lambda: "train fewer runs at once (--jobs)")
+    with pytest.raises(fedcsd.RunStopped) as stopped:
+        run_once(made(round=full))
+    assert not isinstance(stopped.value, MethodFailed)
+    assert "the GPU's memory is full in the method's round(): train fewer runs at once" in str(stopped.value)
 
 
 def made(**functions: Callable[..., Any]) -> FedAvg:

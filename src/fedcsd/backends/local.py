@@ -106,7 +106,7 @@ def serve(pipe: Connection, theirs: Connection, site: Site, halves: Sequence[fra
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     gc.freeze()  # a collection that looks through what was forked would copy all of its pages
-    threading.Thread(target=_follow_parent, daemon=True).start()
+    follow_parent()
     layout = site.network("student").layout
     request = Request(0, "", {})
     with suppress(EOFError, OSError):
@@ -146,12 +146,17 @@ def _answer(site: Site, request: Request, item: int, state: Values, shared: fram
         return frames.write(header, {}, None)
 
 
-def _follow_parent() -> None:
-    """End with the main process, even when it is killed while this one is training."""
+def follow_parent() -> None:
+    """From here on, end with the main process, even when it is killed while this one is training."""
     parent = multiprocessing.parent_process()
-    if parent is not None:
+    if parent is None:
+        return
+
+    def follow() -> None:
         parent.join()
         os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
 
 
 class LocalBackend:

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from fedcsd.backends import memory
-from fedcsd.backends.local import cores
+from fedcsd.backends.local import cores, follow_parent
 from fedcsd.errors import RunStopped, UserError, note
 from fedcsd.paper.plan import Filter
 from fedcsd.paper.reproduce import reproduce
@@ -92,6 +92,7 @@ def interrupts_held_back(hold: bool) -> Iterator[None]:
 def _help(
     names: Sequence[str], choices: Choices, out: Path, only: Filter, gpu: str, processes: int, log: Path
 ) -> None:
+    follow_parent()
     if gpu:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # before CUDA is first used
     log.parent.mkdir(parents=True, exist_ok=True)

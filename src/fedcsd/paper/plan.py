@@ -43,6 +43,17 @@ class Planned:
         """Whether there is nothing to train: finished, or diverged."""
         return any((self.path / name).exists() for name in ("summary.json", "diverged.json"))
 
+    @property
+    def left(self) -> float:
+        """Seconds that training what it lacks takes, roughly, whoever does it."""
+        if self.ended:
+            return 0.0
+        try:
+            done = (self.path / "metrics.jsonl").read_bytes().count(b"\n")
+        except OSError:
+            return self.seconds
+        return self.seconds * max(0.0, 1 - done / int(self.values["rounds"]))
+
     def job(self) -> Job | None:
         """What is to be trained; None if it is finished."""
         return self._training.job()

@@ -22,6 +22,8 @@ from fedcsd.runs import RunDirectory
 WAIT = 2.0  # seconds between looks at runs that other processes train
 OnStart = Callable[[Planned, int, Sequence[Planned]], Watch]
 """Called with a run, its rounds and the runs that come after it; gives what watches it."""
+OnWait = Callable[[Sequence[Planned]], None]
+"""Called every now and then while other processes train the runs that are left."""
 OnStep = Callable[[str, int, int], None]
 """What a picture is being made of, steps done, of how many."""
 
@@ -67,6 +69,7 @@ def reproduce(
     train: bool = True,
     tables: bool = True,
     on_start: OnStart | None = None,
+    on_wait: OnWait | None = None,
     on_step: OnStep | None = None,
     on_made: Callable[[Made], None] | None = None,
 ) -> list[Made]:
@@ -89,7 +92,7 @@ def reproduce(
         later = [run for other in list(todo)[list(todo).index(name) + 1 :] for run in todo[other]]
         try:
             if train:
-                _train(todo[name], later, on_start)
+                _train(todo[name], later, on_start, on_wait)
             if tables:
                 shown = _parts(EXHIBITS[name], runs, only or {})
                 made.append(_write(shown, choices, runs, out, on_step or (lambda *_: None)))
@@ -127,7 +130,9 @@ def _check(runs: Sequence[Planned]) -> None:
             prepare(run.values)
 
 
-def _train(runs: Sequence[Planned], later: Sequence[Planned], on_start: OnStart | None) -> None:
+def _train(
+    runs: Sequence[Planned], later: Sequence[Planned], on_start: OnStart | None, on_wait: OnWait | None
+) -> None:
     """Train what has not ended, one after another. Where only runs are left that other processes train,
     one of those that come later is trained meanwhile; without any, they are waited for."""
     while left := [run for run in runs if not run.ended]:
@@ -139,6 +144,8 @@ def _train(runs: Sequence[Planned], later: Sequence[Planned], on_start: OnStart 
                 continue
             break
         else:
+            if on_wait:
+                on_wait(left)
             time.sleep(WAIT)
 
 
