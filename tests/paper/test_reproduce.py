@@ -120,7 +120,7 @@ def test_the_second_call_trains_nothing_and_tables_share_runs(make: Callable[...
     trained = list(again.labels)
     make("fig-mu-tau", on_start=again)
     # τ = 10, μ = 0.001 and α = 0.9 are FedCSD itself, which table3 has.
-    assert "fedcsd cifar100 β 0.5 seed 0" not in again.labels
+    assert "fedcsd digits β 0.5 seed 0" not in again.labels
     assert all(label.startswith("fedcsd:") for label in trained if "β 0.5" in label)
     assert not any((path / "checkpoints").exists() for path in (out / "runs").iterdir())
 
@@ -152,8 +152,8 @@ def test_only_trains_what_is_asked_for_and_shows_the_rest_as_missing(tmp_path: P
     only = parse_only("method=fedavg,method=fedcsd,beta=.50,data=cifar100")
     (made,) = reproduce(["table1"], choices(), tmp_path, only=only, on_start=counted)
     assert counted.labels == [
-        "fedavg cifar100 β 0.5 seed 0",
-        "fedcsd cifar100 β 0.5 seed 0",
+        "fedavg digits β 0.5 seed 0",
+        "fedcsd digits β 0.5 seed 0",
     ]
     text = made.files[0].read_text()
     assert "without a result yet, and left out: " in text

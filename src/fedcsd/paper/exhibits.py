@@ -58,13 +58,12 @@ class Point:
             **options,
         }
 
-    @property
-    def label(self) -> str:
-        """For people: of the options only those that are not the paper's usual ones."""
+    def label(self, data: str) -> str:
+        """For people: what is trained on, and of the options only those that are not the paper's usual ones."""
         usual = method_text(self.facts["method"], self.data).split(":")
         parts = [part for part in self.method.split(":") if "=" not in part or part not in usual]
         skew = f"β {self.beta:g}" if self.beta is not None else f"pool {self.pool:g}"
-        return f"{':'.join(parts)} {self.data} {skew}"
+        return f"{':'.join(parts)} {data} {skew}"
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def measure(cell: Cell, seeds: Sequence[int], outcomes: Mapping[tuple[Point, int
             missing.append(seed)
             continue
         unusual = [*outcome.mended, *blown_up(outcome, CLASSES.get(cell.point.data, 10))]
-        notes += [f"{cell.point.label} seed {seed}: {text}" for text in unusual]
+        notes += [f"{cell.point.label(cell.point.data)} seed {seed}: {text}" for text in unusual]
     return Result(cell, tuple(seeds), tuple(values), tuple(best), tuple(ends), tuple(missing), tuple(notes))
 
 

@@ -32,7 +32,7 @@ class Planned:
 
     @property
     def label(self) -> str:
-        return f"{self.point.label} seed {self.seed}"
+        return f"{self.point.label(_data(self.values))} seed {self.seed}"
 
     @property
     def _training(self) -> Training:
@@ -117,10 +117,13 @@ def plan(exhibit: Exhibit, choices: Choices, folder: Path) -> dict[tuple[Point, 
     return found
 
 
+def _data(values: Mapping[str, Any]) -> str:
+    return Path(values["data"]["name"]).stem
+
+
 def _run_name(point: Point, seed: int, values: Mapping[str, Any]) -> str:
-    named = Path(values["data"]["name"]).stem
     skew = f"beta{point.beta:g}" if point.beta is not None else f"pool{point.pool:g}"
-    return f"{point.facts['method'].replace(':', '-')}-{named}-{skew}-seed{seed}-{digest(values)}"
+    return f"{point.facts['method'].replace(':', '-')}-{_data(values)}-{skew}-seed{seed}-{digest(values)}"
 
 
 def digest(values: Mapping[str, Any]) -> str:
