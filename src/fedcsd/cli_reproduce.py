@@ -158,7 +158,6 @@ def train_and_show(
     names: Sequence[str], choices: Choices, out: Path, only: Any, jobs: int, train: bool
 ) -> None:
     from fedcsd.console import Training, counted, say
-    from fedcsd.paper.elsewhere import elsewhere
     from fedcsd.paper.helpers import helping, shared_out
     from fedcsd.paper.reproduce import plans, reproduce, wanted
 
@@ -175,6 +174,8 @@ def train_and_show(
     jobs = max(1, min(jobs, len(left)))
     if left and train and choices.scale == "paper" and choices.overrides.get("device") != "cuda":
         say("this is work for a GPU (--device cuda): on a CPU it takes weeks; --scale small is for one")
+    if not train:
+        tell_what_is_elsewhere(names, choices, out)
     with Training() as training, helping(jobs, names, choices, out, only):
 
         def start(run: Any, rounds: int, coming: Sequence[Any]) -> Any:
@@ -189,10 +190,6 @@ def train_and_show(
         def made(one: Any) -> None:
             training.move_up()
             show_made(one)
-            given = bool(get_current_context().params["given"])
-            nothing = not (train or one.report.outcomes)
-            if nothing and (hint := elsewhere(one.report.exhibit, choices, out / "runs", given)):
-                say(hint)
 
         reproduce(
             names,
@@ -205,6 +202,18 @@ def train_and_show(
             on_step=training.step,
             on_made=made,
         )
+
+
+def tell_what_is_elsewhere(names: Sequence[str], choices: Choices, out: Path) -> None:
+    """Of tables of which nothing is there: which other settings have runs."""
+    from fedcsd.console import say
+    from fedcsd.paper.elsewhere import elsewhere
+    from fedcsd.paper.reproduce import plans
+
+    given = bool(get_current_context().params["given"])
+    for name, runs in plans(names, choices, out).items():
+        if not any(run.ended for run in runs.values()):
+            say(elsewhere(EXHIBITS[name], choices, out / "runs", given) or f"{name}: no run is there")
 
 
 def show_notes(choices: Choices) -> None:

@@ -28,7 +28,7 @@ def test_a_dry_run_knows_names(fedcsd: Fedcsd, given: tuple[str, ...], told: str
 def test_a_dry_run_says_what_stands_in(fedcsd: Fedcsd, tmp_path: Path) -> None:
     said = fedcsd("reproduce", "table1", "--only", "data=femnist", "--data-dir", str(tmp_path), "--dry-run")
     assert said.returncode == 0, said.stderr
-    assert "note: mnist in place of FEMNIST: not to be compared" in said.stdout
+    assert "note: mnist in place of FEMNIST: other data, so that" in said.stdout
 
 
 def test_a_dry_run_reads_no_data(fedcsd: Fedcsd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

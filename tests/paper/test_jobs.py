@@ -1,6 +1,7 @@
 """`fedcsd reproduce --jobs`: the other processes."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -77,8 +78,9 @@ def test_ctrl_c_while_other_processes_start_is_one_line(
 def test_no_process_goes_on_alone(tmp_path: Path, started: Callable[..., Started]) -> None:
     """Where the first is killed, the other ends too, and the run that it was training can be taken up."""
     process, other = started({})
-    waited(lambda: [*tmp_path.glob("**/logs/job-2.log")])
     waited(lambda: len([*tmp_path.glob("**/metrics.jsonl")]) == 2)
+    (log,) = tmp_path.glob("**/logs/job-2.log")
+    waited(lambda: re.search(r"digits β 0\.\d+ seed 0: round \d+/5000  accuracy", log.read_text()))
     process.kill()
     process.communicate(timeout=60)
     waited(lambda: b"spawn_main" not in _command(other))

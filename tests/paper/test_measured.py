@@ -24,6 +24,7 @@ from fedcsd.paper.report import (
     missing_line,
     order_lines,
     order_text,
+    table,
 )
 from fedcsd.paper.scales import Choices
 
@@ -236,9 +237,42 @@ def test_a_table_that_repeats_the_paper_holds_in_every_order() -> None:
             in findings(report)[len(order_lines(report))]
         )
         assert findings(report)[-1] == "one seed only: how much of this is chance is not known"
+        small = Report(exhibit, Choices("small", (0,)), {}, {})
+        small.__dict__["parts"] = parts
+        assert findings(small) == [*order_lines(report), findings(report)[-1]]  # no distance to the paper
         hardly = Report(exhibit, Choices("smoke", (0,)), {}, {})
         hardly.__dict__["parts"] = parts
         assert findings(hardly) == []
+
+
+@pytest.mark.parametrize(
+    ("measured", "told"),
+    [
+        ([60, 61, 62, 63], "order holds in all 6 pairs; best here d, in the paper d"),
+        ([60, 61, 62, NAN], "of a, b and c, which alone have every seed: order holds in all 3 pairs; best here c, in the paper c"),
+        ([60, 61, NAN, NAN], "of a and b, which alone have every seed: order holds in the one pair"),
+        ([61, 60, NAN, NAN], "of a and b, which alone have every seed: order differs, 0 of 1 pairs are as in the paper "
+         "(Kendall's τ -1.00)"),
+    ],
+)  # fmt: skip
+def test_an_order_says_of_whom_it_is(measured: list[float], told: str) -> None:
+    results = [
+        result(row, [value], 50 + index)
+        for index, (row, value) in enumerate(zip("abcd", measured, strict=True))
+    ]
+    part = Part("FEMNIST", tuple(r.cell for r in results))
+    report = Report(Exhibit("t", "title", (part,)), Choices("paper", (0,)), {}, {})
+    report.__dict__["parts"] = [Measured(part, tuple(results))]
+    (line,) = order_lines(report, pairs=False)
+    assert line == f"FEMNIST, {results[0].cell.column}: {told}"
+
+
+def test_rows_named_after_data_say_what_stands_in() -> None:
+    exhibit, choices = EXHIBITS["fig-mask"], Choices("paper", (0,), {}, {"femnist": "mnist"})
+    planned = {(point, 0): None for point in exhibit.points}
+    report = Report(exhibit, choices, planned, {})  # type: ignore[arg-type]
+    _, rows = table(report, report.parts[0], PLAIN)
+    assert [row[0] for row in rows] == ["CIFAR-100, β = 0.5", "FEMNIST, β = 0.05 (mnist in its place)"]
 
 
 def test_without_runs_nothing_is_said() -> None:

@@ -79,8 +79,10 @@ def test_runs_with_other_settings_are_told(
     monkeypatch.delenv("FEDCSD_DATA", raising=False)
     trained("table4", tmp_path / "p", **overrides)
     shown = fedcsd("reproduce", "table4", "--scale", "smoke", "--no-train", "--out", "p", *given)
-    assert shown.returncode == 0, shown.stderr
-    assert f"runs of table4 are there with other settings: {told}\n" in shown.stdout
+    assert shown.returncode == 2
+    assert f"runs of table4 are there with other settings: {told} (1 run)\n" in shown.stdout
+    assert "table4 has no finished run with these settings in p/runs: leave out --no-train" in shown.stderr
+    assert [path.name for path in (tmp_path / "p").iterdir()] == ["runs"]
 
 
 @pytest.mark.parametrize("name", ["fig1", "fig-tsne"])

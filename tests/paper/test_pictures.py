@@ -1,5 +1,6 @@
 """Pictures of `fedcsd reproduce`, and the tables of what they show."""
 
+import csv
 import json
 import re
 from collections.abc import Sequence
@@ -8,10 +9,12 @@ from typing import Any
 
 import pytest
 
+from fedcsd.analysis.tables import one_line
 from fedcsd.federation import Watch
-from fedcsd.paper.exhibits import TITLES
-from fedcsd.paper.figures import SPAN
+from fedcsd.paper.exhibits import EXHIBITS, TITLES
+from fedcsd.paper.figures import SPAN, caption
 from fedcsd.paper.plan import Planned, parse_only
+from fedcsd.paper.report import Report
 from fedcsd.paper.reproduce import reproduce
 from fedcsd.paper.scales import Choices
 
@@ -42,6 +45,28 @@ def test_a_picture_has_no_empty_panel_and_all_names(tmp_path: Path) -> None:
     assert all(name in picture for name in names)
 
 
+@pytest.mark.parametrize(
+    ("name", "scale", "instead", "told"),
+    [
+        ("fig1", "smoke", {"cifar100": "digits"}, "smoke scale, digits in place of CIFAR-100"),
+        ("fig-alpha", "small", {}, "small scale"),
+        ("fig-tsne", "paper", {"femnist": "mnist"}, "mnist in place of FEMNIST"),
+        ("fig-alpha", "paper", {"femnist": "mnist"}, ""),
+    ],
+)
+def test_a_picture_says_what_is_not_the_papers(
+    name: str, scale: str, instead: dict[str, str], told: str
+) -> None:
+    assert caption(Report(EXHIBITS[name], Choices(scale, (0,), {}, instead), {}, {})) == told
+
+
+def test_the_line_above_a_picture_is_in_it(tmp_path: Path) -> None:
+    for name in ("fig-alpha", "fig-mask", "fig1", "fig-tsne"):
+        made = reproduce([name], choices(), tmp_path)[0]
+        for picture in made.files[0].parent.glob("*.svg"):
+            assert "smoke scale" in re.sub(r"<!-- | -->", " ", picture.read_text()), picture
+
+
 def test_small_differences_look_small(tmp_path: Path) -> None:
     made = reproduce(["fig-alpha"], choices(), tmp_path)[0]
     values = [result.mean for result in made.report.results]
@@ -60,8 +85,11 @@ def test_what_pictures_show_is_in_tables_too(tmp_path: Path) -> None:
     for row, curve in zip(drifts["rows"], saved["curves"].values(), strict=True):
         assert float(row[1]) == pytest.approx(curve["logit_drift"][-1], abs=1e-3)
         assert float(row[4]) == pytest.approx(100 * curve["average_accuracy"][-1], abs=0.01)
+    for name, numbers in (("drift", drifts), ("forgetting", forgotten)):
+        head, *rows = csv.reader((folder / f"fig1-{name}.csv").open())
+        assert (head, rows) == ([one_line(text) for text in numbers["head"]], numbers["rows"])
     text = (folder / "fig1.md").read_text()
-    assert "(fig1-forgetting.png)" in text
+    assert ": forgetting](fig1-forgetting.png)" in text
     assert f"| {' | '.join(drifts['rows'][0])} |" in text
 
 

@@ -108,6 +108,7 @@ def test_every_name_at_smoke_scale(name: str, make: Callable[..., Made]) -> None
     assert "scale smoke" in text
     lines = list(csv.DictReader((folder / f"{name}.csv").open()))
     assert len(lines) == len(cells)
+    assert {line["difference"] for line in lines} == {""}  # of models that have hardly learned anything
 
 
 def test_the_second_call_trains_nothing_and_tables_share_runs(make: Callable[..., Made], out: Path) -> None:
@@ -327,7 +328,7 @@ def test_stand_ins_for_what_is_not_there(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.warns(Note, match="CIFAR-100 was not found"):  # without a folder nothing is fetched
         instead, notes = stand_ins(["cifar100"], "smoke", {}, {})
     assert instead == {"cifar100": "digits"}
-    assert notes["cifar100"].startswith("digits in place of CIFAR-100: not to be compared")
+    assert notes["cifar100"].startswith("digits in place of CIFAR-100: other data, so that")
     assert stand_ins(["cifar100"], "smoke", {"cifar100": "cifar100"}, {}) == ({}, {})
 
     empty = {"data_dir": str(tmp_path)}
@@ -343,7 +344,8 @@ def test_stand_ins_for_what_is_not_there(tmp_path: Path, monkeypatch: pytest.Mon
         (["tabel1"], "unknown table or figure 'tabel1': did you mean table1"),
         (["table1", "--only", "method=fedacg"], "did you mean fedavg"),
         (["table1", "--only", "bet=1"], "unknown key of --only 'bet': did you mean beta?"),
-        (["table1", "--only", "fedavg"], "--only takes KEY=VALUE"),
+        (["table1", "--only", "fedavg"], "--only takes KEY=VALUE, not 'fedavg': such as method=fedcsd"),
+        (["table1", "--only", "method=fedavg,fedcsd"], "not 'fedcsd': write method=fedcsd"),
         (["table3", "--only", "data=femnist"], "--only leaves nothing of table3"),
         (["table1", "--seeds", "a"], "--seeds takes whole numbers"),
         (["table1", "--seeds", "0,0"], "--seeds needs different whole numbers"),

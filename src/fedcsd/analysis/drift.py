@@ -291,12 +291,12 @@ def _forgetting(setting: Setting, before: NDArray[np.bool_], after: dict[str, li
     return Forgetting(clients, held.tolist(), images, counts(before, labels, data.classes), after)
 
 
-def draw(study: Drift, stem: Path) -> list[Path]:
+def draw(study: Drift, stem: Path, caption: str = "") -> list[Path]:
     """The four panels of the paper's figure, as PNG, SVG and PDF. Panel c has two scales: the average of
     the local models above, the local models below."""
     written: list[Path] = []
     lines = -(-len(study.curves) // 3)  # of the legend; two have room
-    with printed(PAGE, 2.15 + 0.13 * max(0, lines - 2), stem, written) as figure:
+    with printed(PAGE, 2.15 + 0.13 * max(0, lines - 2), stem, written, caption) as figure:
         axes = figure.subplot_mosaic([["a", "b", "c", "d"], ["a", "b", "e", "d"]])
         for index, (label, curve) in enumerate(study.curves.items()):
             for panel, before, values, factor in (

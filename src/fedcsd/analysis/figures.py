@@ -57,7 +57,9 @@ def verbatim(name: str) -> str:
 
 
 @contextmanager
-def printed(width: float, height: float, stem: Path, written: list[Path]) -> Iterator[Figure]:
+def printed(
+    width: float, height: float, stem: Path, written: list[Path], caption: str = ""
+) -> Iterator[Figure]:
     """A figure to draw on, of so many inches; at the end it is written as PNG, SVG and PDF, or as the one
     that the ending of `stem` says. The paths are added to `written`."""
     with matplotlib.rc_context(LOOK):
@@ -66,13 +68,15 @@ def printed(width: float, height: float, stem: Path, written: list[Path]) -> Ite
         yield figure
         try:
             stem.parent.mkdir(parents=True, exist_ok=True)
-            written += save(figure, stem)
+            written += save(figure, stem, caption)
         except OSError as error:
             raise UserError(f"cannot write {stem}: {error.strerror or error}: choose another -o") from None
 
 
-def save(figure: Figure, stem: Path) -> list[Path]:
-    """Written without a date, so that the same picture is the same file."""
+def save(figure: Figure, stem: Path, caption: str = "") -> list[Path]:
+    """Written without a date, so that the same picture is the same file; with a line above it, if any."""
+    if caption:
+        figure.suptitle(caption, fontsize=6, color="0.4")
     endings = ("",) if stem.suffix in SUFFIXES else SUFFIXES
     paths = [stem.with_name(stem.name + suffix) for suffix in endings]
     for path in paths:

@@ -50,7 +50,14 @@ class Forgetting:
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """The numbers as one prints them, in percent."""
-        head = ["method", "held:\nbefore", "after", "not held:\nbefore", "after", "forgotten"]
+        head = [
+            "method",
+            "held:\nbefore",
+            "held:\nafter",
+            "not held:\nbefore",
+            "not held:\nafter",
+            "forgotten",
+        ]
         cells = []
         for label, row in zip(self.after, self.rows(), strict=True):
             lost = None if row[2] is None or row[3] is None else row[2] - row[3]
@@ -62,7 +69,7 @@ def _percent(value: float | None) -> str:
     return "–" if value is None else f"{100 * value:.2f}"
 
 
-def draw(forgetting: Forgetting, stem: Path) -> list[Path]:
+def draw(forgetting: Forgetting, stem: Path, caption: str = "") -> list[Path]:
     """Heat maps of accuracy by class, one a method: the global model above, the local models below it. A
     dot marks the classes that a client holds."""
     from fedcsd.analysis.figures import COLUMN, PAGE, printed, verbatim
@@ -73,7 +80,7 @@ def draw(forgetting: Forgetting, stem: Path) -> list[Path]:
     width = COLUMN if columns < 3 else PAGE
     height = rows * min(4.0, 0.75 + 0.125 * (clients + 1))
     written: list[Path] = []
-    with printed(width, height, stem, written) as figure:
+    with printed(width, height, stem, written, caption) as figure:
         axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
         for axis in axes.flat[len(methods) :]:
             axis.set_visible(False)

@@ -70,6 +70,7 @@ def picture(
     report: Report | None = None,
     data: Any = None,
     model: Any = None,
+    caption: str = "",
     **changes: Any,
 ) -> list[Path]:
     """Features of test images by each run's last global model, and by a local model of the last run.
@@ -105,7 +106,7 @@ def picture(
         clouds.append(_cloud(title, experiment, weights, samples))
         done += 1
     tell("drawing", done, work)
-    written = draw(clouds, stem)
+    written = draw(clouds, stem, caption)
     numbers = stem.with_name(stem.name + ".json")
     numbers.write_text(json.dumps([cloud.to_json() for cloud in clouds]) + "\n", encoding="utf-8")
     return [*written, numbers]
@@ -223,13 +224,13 @@ def embedded(features: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
     return points
 
 
-def draw(clouds: list[Cloud], stem: Path) -> list[Path]:
+def draw(clouds: list[Cloud], stem: Path, caption: str = "") -> list[Path]:
     """A panel for each model; the classes by colour, and by their number where they lie."""
     written: list[Path] = []
     columns = min(4, len(clouds))
     rows = -(-len(clouds) // columns)
     width = COLUMN if columns < 3 else PAGE
-    with printed(width, rows * (width / columns + 0.35), stem, written) as figure:
+    with printed(width, rows * (width / columns + 0.35), stem, written, caption) as figure:
         axes = figure.subplots(rows, columns, squeeze=False)
         for axis in axes.flat[len(clouds) :]:
             axis.set_visible(False)

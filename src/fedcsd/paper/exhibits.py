@@ -213,12 +213,15 @@ def _sweep(symbol: str, option: str, best: str) -> Part:
 
 def fig_mu_tau() -> Exhibit:
     parts = (_sweep("μ", "mu", "0.001"), _sweep("τ", "tau", "10"))
-    return Exhibit("fig-mu-tau", "FedCSD's accuracy against μ and τ on CIFAR-100", parts, "sweep")
+    return Exhibit("fig-mu-tau", "FedCSD's accuracy against μ and τ on CIFAR-100 (Fig. 3)", parts, "sweep")
 
 
 def fig_alpha() -> Exhibit:
     return Exhibit(
-        "fig-alpha", "FedCSD's accuracy against α on CIFAR-100", (_sweep("α", "alpha", "0.9"),), "sweep"
+        "fig-alpha",
+        "FedCSD's accuracy against α on CIFAR-100 (Fig. 4)",
+        (_sweep("α", "alpha", "0.9"),),
+        "sweep",
     )
 
 
@@ -239,7 +242,7 @@ def fig_mask() -> Exhibit:
         row = f"{TITLES[data]}, β = {beta:g}"
         cells += [Cell(row, head, point, m) for head, m in zip(heads, measures, strict=True)]
     part = Part("the mask in the final round, on the clients' training data", tuple(cells), "data")
-    title = "What the mask filters, against rounds"
+    title = "What the mask filters, against rounds (Fig. 5)"
     return Exhibit("fig-mask", title, (part,), "mask", remarks=(BETA_OPEN,))
 
 
@@ -263,7 +266,7 @@ def _everywhere(methods: Mapping[str, str], head: str, measure: str) -> tuple[Pa
 
 def fig_comm() -> Exhibit:
     methods = {"FedAvg": "fedavg", "Base": "fedcsd:base", "FedCSD": "fedcsd"}
-    title = "Accuracy against rounds and bytes: FedAvg, Base and FedCSD"
+    title = "Accuracy against rounds and bytes: FedAvg, Base and FedCSD (Fig. 6)"
     parts = _everywhere(methods, "sent (MB)", "megabytes")
     return Exhibit("fig-comm", title, parts, "communication", remarks=(BETA_OPEN,))
 
@@ -306,7 +309,7 @@ def fig_tsne() -> Exhibit:
     columns = _betas([FEMNIST_BETA])
     cells = _cells([("FedAvg", "fedavg", [None]), ("FedCSD", "fedcsd", [None])], columns, FEMNIST)
     part = Part(f"{TITLES[FEMNIST]}, the models whose features are shown", cells)
-    title = "t-SNE of latent features on FEMNIST"
+    title = "t-SNE of latent features on FEMNIST (Fig. 7)"
     return Exhibit("fig-tsne", title, (part,), "tsne", first_seed_only=True, remarks=(BETA_OPEN,))
 
 

@@ -17,7 +17,7 @@ from fedcsd.analysis.curves import padded
 from fedcsd.analysis.figures import COLOURS, STYLES, save
 from fedcsd.errors import UserError
 from fedcsd.jobs import Run, load_run
-from fedcsd.paper.exhibits import DRIFT_METHODS, Cell, Point
+from fedcsd.paper.exhibits import DRIFT_METHODS, TITLES, Cell, Point
 from fedcsd.paper.measured import MEASURES, Measured, Result
 from fedcsd.paper.plan import Outcome
 from fedcsd.paper.report import Numbers, Report
@@ -50,6 +50,17 @@ def draw(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) -
         return PICTURES[report.exhibit.figure](report, stem, on_step)
 
 
+def caption(report: Report, data: bool = True) -> str:
+    """What a picture of another scale than the paper's, or of other data, says of that; the last not where
+    its panels do."""
+    chosen = report.choices
+    used = dict.fromkeys(point.data for point in report.exhibit.points) if data else ()
+    parts = [
+        f"{chosen.stand_ins[name]} in place of {TITLES[name]}" for name in used if name in chosen.stand_ins
+    ]
+    return ", ".join([f"{chosen.scale} scale"] * (chosen.scale != "paper") + parts)
+
+
 def sweep(report: Report, stem: Path, on_step: object = None) -> list[Path]:
     """Accuracy against the values of an option, a panel each."""
     width = COLUMN * (0.7 if len(report.parts) == 1 else 1)
@@ -69,8 +80,8 @@ def sweep(report: Report, stem: Path, on_step: object = None) -> list[Path]:
     axes[0][0].set_ylabel("test accuracy (%)" + ("\none seed" if len(report.choices.seeds) == 1 else ""))
     low, high = axes[0][0].get_ylim()
     more = max(0.0, SPAN - (high - low)) / 2
-    axes[0][0].set_ylim(low - more, high + more)
-    return save(figure, stem)
+    axes[0][0].set_ylim(max(0.0, low - more), high + more)
+    return save(figure, stem, caption(report))
 
 
 def _math(symbol: str) -> str:
@@ -106,7 +117,7 @@ def mask(report: Report, stem: Path, on_step: object = None) -> list[Path]:
         axis.set_ylim(-3, 103)
     axes[0][0].set_ylabel("soft labels (%)")
     _legend(figure, axes)
-    return save(figure, stem)
+    return save(figure, stem, caption(report, data=False))
 
 
 def communication(report: Report, stem: Path, on_step: object = None) -> list[Path]:
@@ -130,7 +141,7 @@ def communication(report: Report, stem: Path, on_step: object = None) -> list[Pa
     for row in axes:
         row[0].set_ylabel("test accuracy (%)")
     _legend(figure, axes, [result.cell.row for part in parts for result in part.results])
-    return save(figure, stem)
+    return save(figure, stem, caption(report, data=False))
 
 
 def _zoom(axis: Axes, cells: Sequence[Cell], report: Report) -> None:
@@ -191,9 +202,9 @@ def drift(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) 
     write_whole(numbers, (json.dumps(study.to_json(), indent=1) + "\n").encode())
     named = study.named(DRIFT_METHODS)
     forgotten = import_module("fedcsd.analysis.forgetting").draw(
-        named.forgetting, stem.with_name(f"{stem.name}-forgetting")
+        named.forgetting, stem.with_name(f"{stem.name}-forgetting"), caption(report)
     )
-    return [*analysis.draw(named, stem), *forgotten, numbers]
+    return [*analysis.draw(named, stem, caption(report)), *forgotten, numbers]
 
 
 def numbers(report: Report, files: Sequence[Path]) -> list[Numbers]:
@@ -205,11 +216,14 @@ def numbers(report: Report, files: Sequence[Path]) -> list[Numbers]:
         return []
     if report.exhibit.figure == "tsne":
         analysis = import_module("fedcsd.analysis.tsne")
-        return [Numbers("how well features tell the classes apart", *analysis.table(saved))]
+        return [Numbers("features", "how well features tell the classes apart", *analysis.table(saved))]
     analysis = import_module("fedcsd.analysis.drift")
     study = analysis.Drift.from_json(saved).named(DRIFT_METHODS)
     forgetting = import_module("fedcsd.analysis.forgetting")
-    return [Numbers(study.when, *study.table()), Numbers(forgetting.MEANING, *study.forgetting.table())]
+    return [
+        Numbers("drift", study.when, *study.table()),
+        Numbers("forgetting", forgetting.MEANING, *study.forgetting.table()),
+    ]
 
 
 def tsne(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) -> list[Path]:
@@ -223,7 +237,7 @@ def tsne(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) -
     if len(paths) < len(ended):
         return []
     runs = {row: _with_model(report, path) for row, path in paths.items()}
-    return list(analysis.picture(runs, stem, report=on_step))
+    return list(analysis.picture(runs, stem, report=on_step, caption=caption(report)))
 
 
 def _with_model(report: Report, path: Path) -> Run:

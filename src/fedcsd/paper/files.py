@@ -9,7 +9,7 @@ from typing import Any
 
 from fedcsd.analysis.tables import LATEX, MARKDOWN, csv_lines, known, one_line, tabular
 from fedcsd.paper.exhibits import PRINTED
-from fedcsd.paper.measured import Result, order_of
+from fedcsd.paper.measured import HIGHER_IS_BETTER, Result, order_of
 from fedcsd.paper.plan import Outcome
 from fedcsd.paper.report import (
     Report,
@@ -24,6 +24,7 @@ from fedcsd.paper.report import (
 from fedcsd.provenance import commit, facts
 from fedcsd.runs import write_whole
 
+FITTING = 100  # letters of LaTeX in a row that a page is wide enough for
 CURVES = (
     "test_accuracy",
     "test_loss",
@@ -47,9 +48,11 @@ def write(report: Report, folder: Path, pictures: list[Path]) -> list[Path]:
     """All files of a table or figure but its pictures; each is there completely or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     name, written = report.exhibit.name, []
+    numbers = [(f"{name}-{shown.name}.csv", csv_lines(shown.lines)) for shown in report.numbers]
     for file, text in (
         (f"{name}.md", markdown(report, folder, pictures)),
         (f"{name}.csv", csv_text(report)),
+        *numbers,
         (f"{name}.tex", latex(report)),
         ("results.json", json.dumps(to_json(report, folder), indent=1) + "\n"),
     ):
@@ -66,7 +69,9 @@ def markdown(report: Report, folder: Path, pictures: list[Path]) -> str:
         *(f"- {one_line(line)}" for line in legend(report)),
         "",
     ]
-    lines += [f"![{exhibit.title}]({p.name})\n" for p in pictures if p.suffix == ".png"]
+    for picture in (p for p in pictures if p.suffix == ".png"):
+        what = picture.stem.removeprefix(exhibit.name).strip("-")
+        lines.append(f"![{exhibit.title}{': ' * bool(what)}{what}]({picture.name})\n")
     for measured in report.parts:
         head, cells = table(report, measured, MARKDOWN)
         lines += [f"## {sentence(title_of(measured.part, report))}", "", *_grid(head, cells), ""]
@@ -98,7 +103,12 @@ def sentence(text: str) -> str:
 
 def latex(report: Report) -> str:
     """A tabular for each part, a paragraph each, to \\input into a document that uses booktabs."""
-    comments = [r"needs \usepackage{booktabs}", report.exhibit.title, *legend(report), *findings(report)]
+    comments = [
+        r"needs \usepackage{booktabs,graphicx}",
+        report.exhibit.title,
+        *legend(report),
+        *findings(report),
+    ]
     comments += [*settings_lines(report), missing_line(report)]
     lines = [f"% {one_line(line)}" for line in comments if line]
     for measured in report.parts:
@@ -123,7 +133,10 @@ def _titled(
 ) -> list[str]:
     begin, rule, *body, end = tabular(head, rows)
     across = rf"\multicolumn{{{len(head)}}}{{l}}{{{title}}} \\"
-    return ["", begin, rule, across, r"\midrule", *body, *notes, end]
+    lines = [begin, rule, across, r"\midrule", *body, *notes, end]
+    if sum(max(map(len, column)) for column in zip(head, *rows, strict=True)) > FITTING:
+        lines = [r"\resizebox{\linewidth}{!}{%", *lines[:-1], f"{end}}}"]
+    return ["", *lines]
 
 
 def csv_text(report: Report) -> str:
@@ -143,8 +156,8 @@ def _flat(report: Report, result: Result) -> dict[str, Any]:
         "mean": result.mean,
         "std": result.spread,
         "printed": cell.printed,
-        "difference": result.difference,
-        "best_round_mean": _mean(result.best),
+        "difference": None if report.untold else result.difference,
+        "best_round_mean": _mean(result.best) if cell.measure in HIGHER_IS_BETTER else None,
     }
     return {
         "row": cell.row,
@@ -196,7 +209,9 @@ def to_json(report: Report, folder: Path) -> dict[str, Any]:
             }
             for measured in report.parts
         ],
-        "numbers": [vars(shown) for shown in report.numbers],
+        "numbers": [
+            {"title": shown.title, "head": shown.head, "rows": shown.rows} for shown in report.numbers
+        ],
         "runs": {
             os.path.relpath(outcome.path, folder): _run(outcome)
             for outcome in {o.path: o for o in report.outcomes.values()}.values()

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -14,8 +15,9 @@ import torch
 
 from fedcsd.backends import memory
 from fedcsd.backends.local import cores, follow_parent
+from fedcsd.console import RunProgress, Training
 from fedcsd.errors import RunStopped, UserError, note
-from fedcsd.paper.plan import Filter
+from fedcsd.paper.plan import Filter, Planned
 from fedcsd.paper.reproduce import reproduce
 from fedcsd.paper.scales import Choices
 
@@ -89,6 +91,11 @@ def interrupts_held_back(hold: bool) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+def followed(training: Training, run: Planned, rounds: int, coming: Sequence[Planned]) -> RunProgress:
+    """Progress of a run of a process that knows of its own work alone."""
+    return training.follow(run.label, rounds)
+
+
 def _help(
     names: Sequence[str], choices: Choices, out: Path, only: Filter, gpu: str, processes: int, log: Path
 ) -> None:
@@ -105,7 +112,8 @@ def _help(
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             if processes > 1:
                 memory.share(processes)
-            reproduce(names, choices, out, only=only, tables=False)
+            with Training() as training:
+                reproduce(names, choices, out, only=only, tables=False, on_start=partial(followed, training))
         except KeyboardInterrupt:
             print("interrupted", flush=True)
         except (UserError, RunStopped) as error:

@@ -165,10 +165,13 @@ def parse_only(text: str) -> Filter:
     """`method=fedcsd,beta=0.5,beta=5` as the values that are wanted of each; different keys go together."""
     wanted: dict[str, set[str]] = {}
     known = _facts()
+    key = ""
     for part in filter(None, (part.strip() for part in text.split(","))):
+        before = key
         key, equals, value = (side.strip() for side in part.partition("="))
         if not equals:
-            raise UserError(f"--only takes KEY=VALUE such as method=fedcsd,beta=0.5, not {part!r}")
+            meant = f"write {before}={part}" if before else "such as method=fedcsd,beta=0.5"
+            raise UserError(f"--only takes KEY=VALUE, not {part!r}: {meant}")
         if key not in known:
             raise unknown("key of --only", key, known)
         value = _plain_number(value) if key != "method" else value

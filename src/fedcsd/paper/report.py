@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fedcsd.analysis.rows import told
-from fedcsd.analysis.tables import Style, in_words, known, spread
+from fedcsd.analysis.tables import Style, in_words, known, one_line, spread
 from fedcsd.paper.exhibits import BETA_OPEN, TITLES, Exhibit, Part, Point
 from fedcsd.paper.measured import (
     HIGHER_IS_BETTER,
@@ -27,9 +27,16 @@ LETTERS = "abcdefghij"
 class Numbers:
     """What a picture shows that is in no cell, as a table."""
 
+    name: str
+    """in the name of its file"""
     title: str
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+    @property
+    def lines(self) -> list[dict[str, str]]:
+        head = [one_line(text) for text in self.head]
+        return [dict(zip(head, row, strict=True)) for row in self.rows]
 
 
 @dataclass(frozen=True)
@@ -100,13 +107,19 @@ def table(report: Report, measured: Measured, style: Style) -> tuple[list[str], 
         best[column] = best_in(compared)
     lines = []
     for row in part.rows:
-        texts = [style.text(row)]
+        texts = [style.text(_row_title(row, measured, report))]
         for column in part.columns:
             result = measured.at(row, column)
             bold = row in best[column]
             texts.append(cell_text(report, result, style, bold) if result else style.nothing)
         lines.append(texts)
     return [style.text(part.head), *map(style.text, part.columns)], lines
+
+
+def _row_title(row: str, measured: Measured, report: Report) -> str:
+    """A row's name, with what stands in for its data where the row is named after that."""
+    data = next(r.cell.point.data for r in measured.results if r.cell.row == row)
+    return _in_its_place(row, data, report)
 
 
 def cell_text(report: Report, result: Result, style: Style, best: bool = False) -> str:
@@ -145,11 +158,18 @@ def order_lines(report: Report, pairs: bool = True) -> list[str]:
         for column in measured.part.columns:
             results = measured.column(column)
             if text := order_text(results, pairs):
-                best = f"best here {_best(results)}, in the paper {_printed_best(results)}"
-                if not all(r.whole for r in results if r.cell.printed is not None):
-                    best = f"of the methods without a gap: {best}"
-                lines.append(f"{measured.part.title}, {column}: {text}; {best}")
+                printed = [r for r in results if r.cell.printed is not None]
+                whole = [r.cell.row for r in printed if r.whole]
+                of = f"of {_and(whole)}, which alone have every seed: " if len(whole) < len(printed) else ""
+                text += f"; best here {_best(results)}, in the paper {_printed_best(results)}" * (
+                    len(whole) > 2
+                )
+                lines.append(f"{title_of(measured.part, report)}, {column}: {of}{text}")
     return lines
+
+
+def _and(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def order_text(results: Sequence[Result], pairs: bool = True) -> str:
@@ -159,7 +179,11 @@ def order_text(results: Sequence[Result], pairs: bool = True) -> str:
     if order.tau is None:
         return "order open, no two differ"
     if not order.differ:
-        return f"order holds in all {order.compared} pairs" if order.compared > 1 else "order holds"
+        return (
+            f"order holds in all {order.compared} pairs"
+            if order.compared > 1
+            else "order holds in the one pair"
+        )
     tau = f"Kendall's τ {order.tau:+.2f}"
     text = f"order differs, {order.agree} of {order.compared} pairs are as in the paper ({tau})"
     if not pairs:
@@ -248,6 +272,16 @@ def findings(report: Report, pairs: bool = True) -> list[str]:
     if report.untold:
         return []
     lines = [*order_lines(report, pairs), *sweep_lines(report)]
+    if report.choices.scale == "paper":
+        lines += _distances(report)
+    if lines and len(report.choices.seeds) == 1:
+        lines.append("one seed only: how much of this is chance is not known")
+    return lines
+
+
+def _distances(report: Report) -> list[str]:
+    """How far the numbers are from those that are printed."""
+    lines = []
     final, best = apart(report.results), apart(report.results, best=True)
     if final is not None and best is not None:
         lines.append(
@@ -256,8 +290,6 @@ def findings(report: Report, pairs: bool = True) -> list[str]:
         )
     if report.exhibit.name == "table2" and (text := nearer_pool(report.parts)):
         lines.append(text)
-    if lines and len(report.choices.seeds) == 1:
-        lines.append("one seed only: how much of this is chance is not known")
     return lines
 
 
@@ -293,6 +325,9 @@ def missing_line(report: Report) -> str:
 
 def title_of(part: Part, report: Report) -> str:
     """A part's title, with what stands in for its data."""
-    data = part.cells[0].point.data
+    return _in_its_place(part.title, part.cells[0].point.data, report)
+
+
+def _in_its_place(text: str, data: str, report: Report) -> str:
     other = report.choices.stand_ins.get(data)
-    return f"{part.title} ({other} in its place)" if other and TITLES[data] in part.title else part.title
+    return f"{text} ({other} in its place)" if other and TITLES[data] in text else text

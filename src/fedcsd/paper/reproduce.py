@@ -77,13 +77,18 @@ def reproduce(
 
     Runs that are there already are taken as they are, unfinished ones go on from where they were left,
     and a run that another process is training is waited for. `only` chooses what is trained; cells
-    whose runs are not there are shown as missing. Without `tables` nothing is written but the runs.
+    whose runs are not there are shown as missing, and without `train` nothing is written of a table of which
+    there is none. Without `tables` nothing is written but the runs.
     `on_made` is called as soon as a table or figure is written.
     """
     all_runs = plans(names, choices, out)
     todo = {name: wanted(runs, only or {}) for name, runs in all_runs.items()}
     if only and not any(todo.values()):
         raise nothing_left(names, only)
+    if not train:
+        all_runs = {name: runs for name, runs in all_runs.items() if any(run.ended for run in runs.values())}
+        if not all_runs:
+            raise nothing_there(names, out)
     tell_old({run.path for runs in all_runs.values() for run in runs.values() if run.ended})
     if train:
         _check([run for runs in todo.values() for run in runs])
@@ -114,6 +119,12 @@ def nothing_left(names: Sequence[str], only: Filter) -> UserError:
     found = {key: dict.fromkeys(fact[key] for fact in facts if key in fact) for key in only}
     has = "; ".join(f"{key} {', '.join(values) or 'nowhere'}" for key, values in found.items())
     return UserError(f"--only leaves nothing of {', '.join(names)}, which has {has}")
+
+
+def nothing_there(names: Sequence[str], out: Path) -> UserError:
+    have = "has" if len(names) == 1 else "have"
+    trained = f"{', '.join(names)} {have} no finished run with these settings in {out / 'runs'}"
+    return UserError(f"{trained}: leave out --no-train to train what is missing")
 
 
 def _runs(left: int) -> str:
