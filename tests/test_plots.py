@@ -108,6 +108,35 @@ def test_seeds_are_one_line_and_what_differs_is_told(tmp_path: Path) -> None:
     assert list(together) == ["fedcsd", "fedavg"]
 
 
+def test_options_that_differ_are_told_and_settings_that_do_nothing_are_not() -> None:
+    def labels(*changes: dict[str, Any]) -> list[str]:
+        return plots.labels_of([{**BASE, "method": {"name": "fedavg"}, **change} for change in changes])
+
+    pools = [{"data": {"name": "office_caltech_10", "train_pool": pool}} for pool in (62.0, 0.6)]
+    assert labels(*pools) == ["fedavg, train_pool=62", "fedavg, train_pool=0.6"]
+    sizes = [{"data": {"name": "digits", "size": n}, "model": {"name": "cnn", "size": n}} for n in (3, 5)]
+    assert labels(*sizes) == ["fedavg, data.size=3, model.size=3", "fedavg, data.size=5, model.size=5"]
+    mnist = {"data": "mnist", "model": "cnn"}  # its model goes without saying
+    assert labels({}, mnist, {**mnist, "lr": 0.1}) == [
+        "fedavg, data=digits",
+        "fedavg, data=mnist, lr=0.01",
+        "fedavg, data=mnist, lr=0.1",
+    ]
+    column, skewed = {"partition": "column"}, {"partition": "quantity", "beta": 0.5}
+    assert labels(column, skewed) == ["fedavg, partition=column", "fedavg, partition=quantity, beta=0.5"]
+    assert labels({}, {"holdout": 0.0}, {"holdout": 0.2}) == [
+        "fedavg, holdout=0",
+        "fedavg, holdout=0",
+        "fedavg, holdout=0.2",
+    ]
+
+
+def test_a_beta_that_does_nothing_makes_no_other_line(tmp_path: Path) -> None:
+    for seed, beta in enumerate((0.1, 0.5)):
+        stored(tmp_path / str(seed), {"name": "fedavg"}, seed, partition="column", beta=beta)
+    assert [len(runs) for runs in plots.by_label(plots.found([tmp_path])).values()] == [2]
+
+
 def test_a_seed_that_is_there_twice_counts_once(tmp_path: Path) -> None:
     for seed in (0, 1, 2):
         stored(tmp_path / "c" / f"fedavg-seed{seed}", {"name": "fedavg"}, seed, workers=1)

@@ -11,7 +11,7 @@ from fedcsd.analysis.rows import About, rows, told
 from fedcsd.analysis.tables import Row, csv_text, latex, markdown
 from fedcsd.began import tell_old
 from fedcsd.comparison_folder import FILES, PLANNED, Unfinished, check_folder, ended, run_name
-from fedcsd.config import IRRELEVANT, TABLES, Settings, build, default_of, layered, native, toml_text
+from fedcsd.config import IRRELEVANT, TABLES, Settings, build, by_name, default_of, layered, native, toml_text
 from fedcsd.errors import RunStopped, UserError
 from fedcsd.experiments import config_of, folder_of, make_method, method_of, prepare, split_objects
 from fedcsd.federation import Experiment, Watch
@@ -313,12 +313,6 @@ def _train_all(
     return runs
 
 
-def _flat(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables by their options: `method`, its name, and `method.tau`."""
-    tables = {k: v if isinstance(v, Mapping) else {"name": v} for k, v in config.items()}
-    return {k if o == "name" else f"{k}.{o}": v for k, table in tables.items() for o, v in table.items()}
-
-
 def _check(plan: Sequence[Cell]) -> Experiment:
     """Refuse what cannot work before the first run starts; gives the experiment of the first cell."""
     first = None
@@ -334,7 +328,7 @@ def _check(plan: Sequence[Cell]) -> Experiment:
         assert cell.path is not None
         run = RunDirectory.open(cell.path)
         there, here = run.began, config_of(experiment)
-        before, now = _flat(there), _flat(here)
+        before, now = by_name(there), by_name(here)
         different = [
             f"{k} is {before.get(k)!r} there and {now.get(k)!r} here"
             for k in {**now, **before}

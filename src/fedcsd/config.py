@@ -218,6 +218,8 @@ def parse_assignments(assignments: Iterable[str], what: str = "--set") -> dict[s
 
 TABLES = {"data": "digits", "model": "auto", "partition": "auto", "method": "fedcsd"}
 """What is chosen by name and has options of its own, and the default of each."""
+SKEWED = ("dirichlet", "quantity")
+"""Partitions that `beta` is for."""
 
 
 def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
@@ -244,6 +246,22 @@ def layered(*layers: Mapping[str, Any]) -> dict[str, Any]:
             same = table.get("name") in (None, before.get("name")) or "name" not in before
             merged[key] = {**before, **table} if same else table
     return merged
+
+
+def by_name(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables by their options: `method`, its name, and `method.tau`."""
+    tables = {k: v if isinstance(v, Mapping) else {"name": v} for k, v in config.items()}
+    return {k if o == "name" else f"{k}.{o}": v for k, table in tables.items() for o, v in table.items()}
+
+
+def applied(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of a run that do something in it, by name, what is chosen by name first. What an older run
+    does not have is as it is by default."""
+    chosen = {key: settings[key] for key in TABLES if key in settings}
+    found = by_name({**chosen, **{f.name: default_of(f) for f in fields(Settings)}, **settings})
+    if found.get("partition", SKEWED[0]) not in SKEWED:
+        del found["beta"]
+    return found
 
 
 def plain(settings: Any) -> dict[str, Any]:

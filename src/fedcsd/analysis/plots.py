@@ -18,7 +18,7 @@ from fedcsd.analysis.curves import PANELS, History, line
 from fedcsd.analysis.figures import PAGE, SUFFIXES, below, dress, grid, printed, verbatim
 from fedcsd.analysis.rows import other_code
 from fedcsd.comparison_folder import run_name
-from fedcsd.config import IRRELEVANT, toml_text
+from fedcsd.config import IRRELEVANT, applied, toml_text
 from fedcsd.errors import UserError, note, unknown
 from fedcsd.methods import methods
 from fedcsd.naming import free, parse, short
@@ -98,7 +98,7 @@ def by_label(runs: Sequence[RunDirectory]) -> dict[str, list[RunDirectory]]:
     """Runs by label, those that differ in their seed only together; a seed that is there twice counts once."""
     groups: dict[str, list[RunDirectory]] = {}
     for run in runs:
-        same = {key: value for key, value in run.settings.items() if key not in UNTOLD}
+        same = {key: value for key, value in applied(run.settings).items() if key not in UNTOLD}
         groups.setdefault(repr(sorted(same.items())), []).append(run)
     labelled: dict[str, list[RunDirectory]] = {}
     left: list[str] = []
@@ -147,12 +147,14 @@ def _listed(names: Sequence[str]) -> str:
 
 def labels_of(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """A label for each: the method as one names it, and the settings in which they differ."""
-    keys = [key for key in settings[0] if key not in (*UNTOLD, "method")]
-    differ = [key for key in keys if any(s.get(key) != settings[0].get(key) for s in settings)]
     tables = [s["method"] for s in settings]
+    differ = _differing([applied(s) for s in settings])
+    keys = {key for some in differ for key in some}
+    ends = [key.rpartition(".")[2] for key in keys]
+    names = {key: end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)}
     labels = [
-        ", ".join([method_label(s["method"], tables), *(f"{key}={_brief(s.get(key))}" for key in differ)])
-        for s in settings
+        ", ".join([method_label(table, tables), *(f"{names[key]}={_brief(v)}" for key, v in some.items())])
+        for table, some in zip(tables, differ, strict=True)
     ]
     homes = [parse(table["name"]).home for table in tables]
     taken = set(zip(labels, homes, strict=True))  # two files may have a class of the same name
@@ -162,8 +164,18 @@ def labels_of(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def _differing(every: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of each what sets it apart: its data, and what is not the same in all runs of that data."""
+    told = [{k: v for k, v in s.items() if k.partition(".")[0] not in (*UNTOLD, "method")} for s in every]
+    same = [[other for other in told if other.get("data") == one.get("data")] for one in told]
+    return [
+        {k: v for k, v in one.items() if any(o.get(k) != v for o in (told if k == "data" else alike))}
+        for one, alike in zip(told, same, strict=True)
+    ]
+
+
 def _brief(value: Any) -> str:
-    return str(value["name"]) if isinstance(value, Mapping) else str(value)
+    return str(value).removesuffix(".0") if isinstance(value, float) else toml_text(value)
 
 
 def method_label(table: Mapping[str, Any], others: Sequence[Mapping[str, Any]] = ()) -> str:

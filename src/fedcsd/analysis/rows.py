@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from fedcsd.analysis.tables import Row
 from fedcsd.began import CODE, code_now
-from fedcsd.config import IRRELEVANT, Settings, layered
+from fedcsd.config import IRRELEVANT, SKEWED, Settings, layered
 from fedcsd.errors import Divergence
 from fedcsd.jobs import Run
 from fedcsd.runs import RunDirectory
@@ -151,7 +151,7 @@ def told(config: Mapping[str, Any]) -> dict[str, Any]:
         values["train_size"] = config["train_size"]
     values["model"] = _choice(config["model"])
     partition = _choice(config["partition"])
-    skewed = partition.partition(" ")[0] in ("dirichlet", "quantity")
+    skewed = partition.partition(" ")[0] in SKEWED
     if partition != "dirichlet":
         values["partition"] = partition
     for option in fields(Settings):
