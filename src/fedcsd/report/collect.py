@@ -14,7 +14,7 @@ from fedcsd.analysis.figures import look
 from fedcsd.analysis.rows import About, rows, told
 from fedcsd.analysis.summary import summarise
 from fedcsd.analysis.tables import Row, best_of, in_words, legend, remarks, table
-from fedcsd.config import IRRELEVANT
+from fedcsd.config import IRRELEVANT, applied
 from fedcsd.data.partition import Counts
 from fedcsd.packing import finite
 from fedcsd.report.measures import charts, series
@@ -23,6 +23,11 @@ from fedcsd.tracking import settings_text
 
 CELLS = 300_000  # numbers of a heat map, or of all partitions, that a page has room for
 POINTS = 1_000  # clients, or rounds, beyond which not every one is drawn
+COLUMNS = ("method", "accuracy (%)", "own data (%)", "logit drift", "sent (MB)", "best (%)", "time")
+FIRST = "vs first"  # what the column of differences is called where it is not of one method of a short name
+WIDE = 24  # characters of a column's name
+DEALT = ("data", "train_size", "partition", "partition_seed", "clients", "beta", "min_samples", "holdout")
+"""Settings that say who holds what."""
 RECENT = 10  # rounds from which the time of those to come is told
 
 Json = dict[str, Any]
@@ -83,29 +88,29 @@ def _summary(found: Found) -> str:
 
 
 def _table(found: Found) -> Json:
-    """The final table: a line for each method, and what its columns are."""
-    ended = {label: [run for run in runs if run.ended] for label, runs in found.groups.items()}
-    made = _rows({label: runs for label, runs in ended.items() if runs}, found.about)
-    lines: dict[str, tuple[list[str], list[bool]]] = {}
-    head, notes = ["method", "accuracy (%)"], []
-    seeds = sorted({int(run.config["seed"]) for runs in found.groups.values() for run in runs})
-    if made:
-        head, cells = table(made)
-        own = head.index("own data (%)") if "own data (%)" in head else 0
-        best, best_own = best_of(made), best_of(made, "own")
-        for index, (row, cell) in enumerate(zip(made, cells, strict=True)):
-            strong = [
-                (i == 1 and best[index]) or (own and i == own and best_own[index]) for i in range(len(head))
-            ]
-            lines[row.label] = [*cell, _seconds(row.seconds)], [*map(bool, strong), False]
-        head = [*head, "time"]
-        notes = [*legend(made, seeds, {}), *remarks(made)]
-    filled = [
-        _with_unfinished(label, runs, lines.get(label), len(head)) for label, runs in found.groups.items()
+    """The final table: a line for each method, and what its columns are. Compared are methods on the same data."""
+    ended = {label: some for label, runs in found.groups.items() if (some := [r for r in runs if r.ended])}
+    parts = _alike(ended)
+    tables = [made for labels in parts if (made := _rows({k: ended[k] for k in labels}, found.about))]
+    every = [row for made in tables for row in made]
+    versus = f"vs {every[0].label}" if every and len(parts) == 1 else FIRST
+    versus = versus if len(versus) <= WIDE else FIRST
+    lines = {label: line for made in tables for label, line in _lines(made, versus).items()}
+    head = [
+        name for name in (*COLUMNS[:2], versus, *COLUMNS[2:]) if any(name in line for line in lines.values())
     ]
-    if len(filled) == 1 and "vs" in " ".join(head):  # nothing to compare with
-        head = head[:2] + head[3:]
-        filled = [(cell[:2] + cell[3:], strong[:2] + strong[3:]) for cell, strong in filled]
+    head = head or list(COLUMNS[:2])
+    filled = [_with_unfinished(label, runs, lines.get(label), head) for label, runs in found.groups.items()]
+    seeds = sorted({int(run.config["seed"]) for runs in found.groups.values() for run in runs})
+    notes = [*legend(every, seeds, {}), *remarks(every)] if every else []
+    if FIRST in head:
+        notes.insert(
+            0, f"{FIRST}: less the accuracy of the first method above with the same data and partition"
+        )
+    if len(parts) > 1:
+        notes.insert(
+            0, "of different data or partitions: the best is marked among methods that have the same"
+        )
     return {
         "head": head,
         "cells": [cell for cell, _ in filled],
@@ -114,9 +119,30 @@ def _table(found: Found) -> Json:
     }
 
 
+def _alike(groups: Mapping[str, Sequence[Seen]]) -> list[list[str]]:
+    """The labels whose runs have the same data, dealt to clients in the same way, together."""
+    found: dict[str, list[str]] = {}
+    for label, runs in groups.items():
+        told = applied(runs[0].settings)
+        same = {key: told.get(key) for key in told if key.partition(".")[0] in DEALT}
+        found.setdefault(repr(sorted(same.items())), []).append(label)
+    return list(found.values())
+
+
+def _lines(made: Sequence[Row], versus: str) -> dict[str, dict[str, tuple[str, bool]]]:
+    """By label and column what stands there, and whether it is the best."""
+    head, cells = table(made)
+    names = [versus if name.startswith("vs ") else name for name in head]
+    best = {"accuracy (%)": best_of(made), "own data (%)": best_of(made, "own")}
+    lines = {}
+    for index, (row, line) in enumerate(zip(made, cells, strict=True)):
+        marks = [name in best and best[name][index] for name in names]
+        shown = dict(zip(names, zip(line, marks, strict=True), strict=True))
+        lines[row.label] = {**shown, "time": (_seconds(row.seconds), False)}
+    return lines
+
+
 def _rows(ended: Mapping[str, Sequence[Seen]], about: About | None) -> list[Row]:
-    if not ended:
-        return []
     runs = {label: [run.run() for run in some] for label, some in ended.items()}
     classes = [run.counts.shape[1] for some in ended.values() for run in some if run.counts is not None]
     known = about or About()
@@ -128,22 +154,22 @@ def _rows(ended: Mapping[str, Sequence[Seen]], about: About | None) -> list[Row]
 
 
 def _with_unfinished(
-    label: str, runs: Sequence[Seen], line: tuple[list[str], list[bool]] | None, width: int
+    label: str, runs: Sequence[Seen], line: Mapping[str, tuple[str, bool]] | None, head: Sequence[str]
 ) -> tuple[list[str], list[bool]]:
     """A line of the table that says which of its runs are not finished."""
     waiting = [run for run in runs if not run.ended]
     if line is not None:
-        cell, strong = line
+        cell, strong = map(list, zip(*(line.get(name, ("–", False)) for name in head), strict=True))
         if waiting:
-            cell = [cell[0], f"{cell[1]} ({len(waiting)} of {len(runs)} not finished)", *cell[2:]]
-            strong = [False] * width
+            cell[1] += f" ({len(waiting)} of {len(runs)} not finished)"
+            strong = [False] * len(head)
         return cell, strong
     newest = [run.summary["final_accuracy"] if run.summary else _newest(run) for run in runs]
     known = [float(a) for a in newest if isinstance(a, (int, float))]
     shown = f"{100 * sum(known) / len(known):.2f}{' so far' * bool(waiting)}" if known else "–"
     if waiting and not known:
         shown = "no round yet"
-    return [label, shown, *["–"] * (width - 2)], [False] * width
+    return [label, shown, *["–"] * (len(head) - 2)], [False] * len(head)
 
 
 def _newest(run: Seen) -> Any:
