@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from fedcsd.analysis import plots
+from fedcsd.cli import guarded
+from fedcsd.cli_analysis import folder_for
 from fedcsd.errors import Note, UserError
 from fedcsd.own import digest_of
 from fedcsd.report import runs as report_runs
@@ -272,11 +274,42 @@ def test_pictures_of_fedcsd_need_fedcsd(figure: Any, tmp_path: Path) -> None:
     assert [path.name for path in paths] == ["x.png", "x.svg", "x.pdf"]
 
 
-def test_where_a_figure_goes(tmp_path: Path) -> None:
-    assert plots.stem_for([tmp_path / "r"], "mask", None) == tmp_path / "r" / "analysis" / "mask"
-    assert plots.stem_for([tmp_path], "mask", tmp_path / "x.svg") == tmp_path / "x.svg"
-    with pytest.raises(UserError, match=r"-o writes \.png, \.svg or \.pdf, not x\.txt"):
-        plots.stem_for([tmp_path], "mask", tmp_path / "x.txt")
+@pytest.mark.parametrize(
+    ("given", "where"),
+    [
+        (["runs/a"], "runs/a"),
+        (["runs/a", "runs/a/."], "runs/a"),
+        (["runs/a", "runs/b"], "runs"),
+        (["runs/a", "runs/deep/c"], "runs"),
+        (["runs/deep", "runs/deep/c"], "runs"),
+        (["runs/a", "other"], "."),
+        ([".", "../other"], ".."),
+    ],
+)
+def test_what_is_made_of_several_runs_goes_to_the_folder_that_holds_them(
+    given: list[str], where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert folder_for([Path(path) for path in given]) == Path(where)
+    absolute = [tmp_path / path for path in given]
+    assert folder_for(absolute).resolve() == (tmp_path / where).resolve()
+
+
+def test_the_commands_leave_single_runs_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [stored(tmp_path / method, {"name": method}) for method in ("fedavg", "moon")]
+    both = [str(run) for run in runs]
+    before = [sorted(run.iterdir()) for run in runs]
+    assert guarded(["report", *both], False) == 0
+    assert guarded(["plot", *both], False) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"report: {tmp_path}/report.html",
+        f"written: {tmp_path}/analysis/test_accuracy.png (.svg, .pdf)",
+    ]
+    assert [sorted(run.iterdir()) for run in runs] == before
+    assert guarded(["plot", both[0]], False) == 0
+    assert (runs[0] / "analysis/test_accuracy.png").is_file()
+    assert guarded(["plot", both[0], "-o", "x.txt"], False) == 2
+    assert capsys.readouterr().err == "error: -o writes .png, .svg or .pdf, not x.txt\n"
 
 
 def test_labels_are_no_formulas(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """The commands that look into trained runs: `fedcsd drift`, `tsne` and `plot`."""
 
+import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ folder_option = click.option(
     "--out",
     type=click.Path(path_type=Path),
     metavar="FOLDER",
-    help="where to write; what is there is replaced  [dim](default: RUN/analysis, of several the first)[/dim]",
+    help="where to write; what is there is replaced  [dim](default: analysis in RUN, of several in the folder that holds them)[/dim]",
 )
 device_option = click.option(
     "--device", type=click.Choice(["cpu", "cuda"]), help="where to train  [dim](default: as the run)[/dim]"
@@ -79,7 +81,7 @@ def drift(
     from fedcsd.console import Work, say, show_table
 
     run = latest(path)
-    folder = out.expanduser() if out else path / "analysis"
+    folder = out.expanduser() if out else folder_for([path]) / "analysis"
     check_writable(folder)
     chosen = methods or drifts.methods_for(run)
     with Work("local trainings") as work:
@@ -152,7 +154,7 @@ def tsne(
     found = [latest(path) for path in paths]
     for label, run in zip(labels_of([run.settings for run in found]), found, strict=True):
         runs[free(label, runs)] = run
-    folder = out.expanduser() if out else paths[0] / "analysis"
+    folder = out.expanduser() if out else folder_for(paths) / "analysis"
     check_writable(folder)
     with Work("steps") as work:
         written = planes.picture(
@@ -177,7 +179,8 @@ def tsne(
     "--out",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="picture to write: .png, .svg or .pdf  [dim](default: all three, in RUN/analysis of the first)[/dim]",
+    help="picture to write: .png, .svg or .pdf  "
+    "[dim](default: all three, to analysis in RUN, of several in the folder that holds them)[/dim]",
 )
 def plot(
     paths: tuple[Path, ...], metrics: str | None, x: str | None, mask: bool, target: bool, out: Path | None
@@ -191,7 +194,7 @@ def plot(
       fedcsd plot runs/fedavg runs/fedcsd --y test_accuracy,logit_drift --x bytes -o figure.pdf
       fedcsd plot runs/fedcsd --mask
     """
-    from fedcsd.analysis import plots
+    from fedcsd.analysis import figures, plots
 
     if mask and target:
         raise UserError("--mask and --target are two pictures: give one of them")
@@ -202,7 +205,9 @@ def plot(
     histories = plots.grouped(plots.found(paths))
     wanted = [name.strip() for name in metrics.split(",") if name.strip()] or ["test_accuracy"]
     name = "mask" if mask else "target" if target else "-".join(wanted) + ("" if x == "round" else f"-by-{x}")
-    stem = plots.stem_for(paths, name, out)
+    if out and out.suffix not in figures.SUFFIXES:
+        raise UserError(f"-o writes .png, .svg or .pdf, not {out.name}")
+    stem = out.expanduser() if out else folder_for(paths) / "analysis" / name
     if mask:
         written = plots.plot_mask(histories, stem)
     elif target:
@@ -210,6 +215,15 @@ def plot(
     else:
         written = plots.plot(histories, stem, y=wanted, x=x)
     show_written(written)
+
+
+def folder_for(paths: Sequence[Path]) -> Path:
+    """Where what is made of runs goes: of one run or comparison to its folder, of several to the one that holds all."""
+    places = [path.expanduser() for path in paths]
+    if len({place.resolve() for place in places}) == 1:
+        return places[0]
+    common = os.path.commonpath([Path(os.path.normpath(place.absolute())).parent for place in places])
+    return Path(common if any(place.is_absolute() for place in places) else os.path.relpath(common))
 
 
 def check_writable(folder: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import rich_click as click
 
-from fedcsd.cli_analysis import runs_argument
+from fedcsd.cli_analysis import folder_for, runs_argument
 from fedcsd.errors import Diverged, UserError
 
 
@@ -17,7 +17,7 @@ from fedcsd.errors import Diverged, UserError
     "--out",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="page to write; what is there is replaced  [dim](default: report.html in the folder of the first)[/dim]",
+    help="page to write; what is there is replaced  [dim](default: report.html in RUN, of several in the folder that holds them)[/dim]",
 )
 def report(paths: tuple[Path, ...], out: Path | None) -> None:
     """One page with everything that runs recorded, to open in a browser.
@@ -33,7 +33,7 @@ def report(paths: tuple[Path, ...], out: Path | None) -> None:
     from fedcsd.report.page import FILE, write
 
     places = [path.expanduser() for path in paths]
-    target = out.expanduser() if out else places[0] / FILE
+    target = out.expanduser() if out else folder_for(paths) / FILE
     if target.is_dir():
         raise UserError(f"{target} is a folder: name a file, such as {target / FILE}")
     say(f"report: {write(places, target)}")

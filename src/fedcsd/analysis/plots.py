@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from fedcsd.analysis.curves import PANELS, History, line
-from fedcsd.analysis.figures import PAGE, SUFFIXES, below, dress, grid, printed, verbatim
+from fedcsd.analysis.figures import PAGE, below, dress, grid, printed, verbatim
 from fedcsd.analysis.rows import other_code
 from fedcsd.comparison_folder import run_name
 from fedcsd.config import IRRELEVANT, applied, toml_text
@@ -358,12 +358,3 @@ def from_uniform(record: Mapping[str, Any]) -> float:
     """`1 − H(q) / log C`, as it is shown."""
     entropy = record.get("target_entropy")
     return float("nan") if entropy is None else max(UNIFORM, 1 - entropy)
-
-
-def stem_for(paths: Sequence[Path], name: str, out: Path | None) -> Path:
-    """Where a figure goes: what -o says, else beside the first run."""
-    if out is None:
-        return paths[0] / "analysis" / name
-    if out.suffix not in SUFFIXES:
-        raise UserError(f"-o writes .png, .svg or .pdf, not {out.name}")
-    return out.expanduser()
