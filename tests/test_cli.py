@@ -219,6 +219,8 @@ def test_a_comparison_is_no_run(fedcsd: Fedcsd) -> None:
         "c holds a comparison: name one of its runs, such as c/fedavg-seed0; the same `fedcsd compare`"
         in said.stderr
     )
+    looked = fedcsd("drift", "c").stderr
+    assert looked == "error: c holds a comparison: name one of its runs, such as c/fedavg-seed0\n"
 
 
 BAD = [

@@ -373,3 +373,7 @@ def test_a_folder_of_runs_is_no_run_but_names_one(tmp_path: Path) -> None:
     (tmp_path / "b" / "config.toml").write_text("")
     with pytest.raises(UserError, match=r"holds no run but 1 of them: name one, such as .*b$"):
         RunDirectory.open(tmp_path)
+    (tmp_path / "c/runs/a").mkdir(parents=True)
+    (tmp_path / "c/runs/a/config.toml").write_text("")
+    with pytest.raises(UserError, match=r"c holds no run, but .*c/runs has 1: name .*, such as .*c/runs/a$"):
+        RunDirectory.open(tmp_path / "c")

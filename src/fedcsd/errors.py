@@ -107,17 +107,23 @@ def _instead(name: object, known: Iterable[str]) -> str:
     return f"did you mean {near}?" if near else f"choose from {', '.join(names)}"
 
 
-def no_run(path: Path) -> UserError:
-    """What to say of a folder that was given as a run's."""
-    inside = sorted(config.parent.name for config in path.glob("*/config.toml"))
+def no_run(path: Path, *, to_train: bool = True) -> UserError:
+    """What to say of a folder that was given as a run's, to train it further or to look at it."""
+    inside = sorted(config.parent for config in path.glob("*/config.toml"))
     if any((path / name).exists() for name in ("comparison.json", "planned.json")):
-        one = f"name one of its runs, such as {path / inside[0]}; " if inside else ""
-        return UserError(
-            f"{path} holds a comparison: {one}the same `fedcsd compare` goes on with it, with more --rounds if you like"
-        )
+        advice = [f"name one of its runs, such as {inside[0]}"] if inside else []
+        if to_train or not inside:
+            advice.append("the same `fedcsd compare` goes on with it, with more --rounds if you like")
+        return UserError(f"{path} holds a comparison: {'; '.join(advice)}")
     if inside:
+        return UserError(f"{path} holds no run but {len(inside)} of them: name one, such as {inside[0]}")
+    deeper = sorted(config.parent for config in path.glob("*/*/config.toml"))
+    if deeper:
+        folders = [run.parent for run in deeper]
+        most = max(dict.fromkeys(folders), key=folders.count)
+        one = deeper[folders.index(most)]
         return UserError(
-            f"{path} holds no run but {len(inside)} of them: name one, such as {path / inside[0]}"
+            f"{path} holds no run, but {most} has {folders.count(most)}: name that folder, or a run in it, such as {one}"
         )
     return UserError(
         f"{path} holds no run ({'it has no config.toml' if path.exists() else 'it does not exist'})"

@@ -11,7 +11,7 @@ import torch
 from fedcsd.analysis.summary import summarise
 from fedcsd.backends import Backend
 from fedcsd.began import check_there
-from fedcsd.errors import UserError
+from fedcsd.errors import UserError, no_run
 from fedcsd.exchange import Reply, Request
 from fedcsd.experiments import FROM_PYTHON, prepare
 from fedcsd.federation import Experiment, Federation, cohort
@@ -31,6 +31,8 @@ HERE = {"device": "cpu", "precision": "fp32", "engine": "auto", "compile": False
 def latest(path: str | Path) -> Run:
     """A run as far as it is: finished, or else up to its newest complete checkpoint."""
     path = Path(path).expanduser()
+    if not (path / "config.toml").is_file():
+        raise no_run(path, to_train=False)
     directory = RunDirectory.open(path)
     if directory.summary is not None:
         return load_run(path)
