@@ -46,7 +46,7 @@ def test_damaged_runs_are_told_in_one_line(tmp_path: Path, fedcsd: Fedcsd) -> No
     metrics.write_text("".join([lines[0], "garbage\n", *lines[2:]]))
     with pytest.raises(UserError, match="is damaged: not all of rounds 1 to 4"):
         package.resume(tmp_path / "run", data=blobs(), rounds=5)
-    (tmp_path / "run/model.safetensors").unlink()
+    (tmp_path / "run/model.safetensors").write_bytes(b"no")
     with pytest.raises(UserError, match="cannot read the model"):
         package.load_run(tmp_path / "run")
     whole = (tmp_path / "run/partition.npz").read_bytes()
@@ -64,6 +64,18 @@ def test_damaged_runs_are_told_in_one_line(tmp_path: Path, fedcsd: Fedcsd) -> No
     (tmp_path / "run/config.toml").write_text("= broken")
     with pytest.raises(UserError, match=r"cannot read .*config\.toml"):
         package.resume(tmp_path / "run", data=blobs())
+
+
+def test_a_run_whose_weights_are_left_out_says_how_to_have_them(tmp_path: Path, fedcsd: Fedcsd) -> None:
+    package.run(data=blobs(), rounds=1, out=tmp_path / "run", **SMALL)
+    (tmp_path / "run/model.safetensors").unlink()
+    again = (
+        "the weights of run are not there (results that are shared come without them): train the run again, "
+    )
+    again = f"error: {again}fedcsd run run/config.toml"
+    assert fedcsd("drift", "run").stderr == f"{again}, or further, fedcsd resume run --rounds …\n"
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    assert fedcsd("drift", "run").stderr == f"{again}\n"
 
 
 def test_lost_measurements_of_a_finished_run_are_told(tmp_path: Path, fedcsd: Fedcsd) -> None:

@@ -254,8 +254,15 @@ def load_run(path: str | Path) -> Run:
         rounds = f"{directory.rounds_saved} of {directory.settings['rounds']} rounds"
         raise UserError(f"{path} is not finished ({rounds}): fedcsd resume {shlex.quote(str(path))}")
     _tell_if_old(directory)
+    model = directory.path / "model.safetensors"
+    if not model.exists():
+        raise UserError(
+            f"the weights of {path} are not there (results that are shared come without them): train the run again, "
+            f"fedcsd run {shlex.quote(str(directory.path / 'config.toml'))}"
+            + (f", or further, {directory.again} --rounds …" if directory.rounds_saved else "")
+        )
     try:
-        weights = load_file(directory.path / "model.safetensors")
+        weights = load_file(model)
     except (OSError, SafetensorError) as error:
         raise UserError(f"cannot read the model of {path}: {error}") from None
     history, mended = directory.history(), tuple(directory.mended)
