@@ -137,8 +137,15 @@ def test_tsne_and_plot_write_where_they_are_told(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert guarded(["tsne", str(runs["fedcsd"]), "--samples", "50", "-o", f"{tmp_path}/x"], False) == 0
-    assert len(json.loads((tmp_path / "x/tsne.json").read_text())) == 2
-    capsys.readouterr()
+    clouds = json.loads((tmp_path / "x/tsne.json").read_text())
+    assert len(clouds) == 2
+    shown = capsys.readouterr().out
+    assert "10 nearest (%)" in shown
+    for cloud in clouds:
+        line = next(line for line in shown.splitlines() if cloud["title"].split("\n")[0] + "," in line)
+        assert f"{100 * cloud['neighbours_accuracy']:.1f}" in line
+        assert f"{cloud['silhouette']:.2f}" in line
+    assert shown.endswith(f"written: {tmp_path}/x/tsne.png (.svg, .pdf, .json)\n")
     both = [str(path) for path in runs.values()]
     picture = f"{tmp_path}/p.svg"
     assert guarded(["plot", *both, "--y", "local_train_accuracy", "-o", picture], False) == 0

@@ -1,5 +1,6 @@
 """The commands that look into trained runs: `fedcsd drift`, `tsne` and `plot`."""
 
+import json
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -137,8 +138,8 @@ def tsne(
 
     Of one run its global model and one local model, trained from it in one more round. Of several runs all
     global models, and of the last run two local models: trained with cross-entropy alone, and with the full
-    local loss. With a FedAvg and a FedCSD run these are the paper's four panels. Below each panel stands how
-    well the features themselves tell the classes apart.
+    local loss. With a FedAvg and a FedCSD run these are the paper's four panels. Printed, and below each panel,
+    is how well the features themselves tell the classes apart.
 
     \b
       fedcsd tsne runs/first --client 3
@@ -147,7 +148,7 @@ def tsne(
     from fedcsd.analysis import tsne as planes
     from fedcsd.analysis.plots import labels_of
     from fedcsd.analysis.start import latest
-    from fedcsd.console import Work
+    from fedcsd.console import Work, show_table
     from fedcsd.naming import free
 
     runs: dict[str, Any] = {}
@@ -160,6 +161,7 @@ def tsne(
         written = planes.picture(
             runs, folder / "tsne", samples=samples, client=client, epochs=epochs or 0, report=work, **changes
         )
+    show_table(*planes.table(json.loads(written[-1].read_text(encoding="utf-8"))))
     show_written(written)
 
 
@@ -244,8 +246,6 @@ def check_writable(folder: Path) -> None:
 
 
 def write_json(path: Path, content: Any) -> Path:
-    import json
-
     from fedcsd.packing import finite
 
     path.write_text(json.dumps(finite(content)) + "\n", encoding="utf-8")
