@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from conftest import NO_BROWSER, blobs
-from test_report import HOSTILE, SMALL, made, thirty
+from test_report import HOSTILE, SMALL, made, record, thirty
 
 import fedcsd as package
 from fedcsd.report.page import write
@@ -292,3 +292,18 @@ def test_charts_fit_after_the_window_has_changed(browser: Chrome, compared: Path
       return [+box.querySelector('.main-svg').getAttribute('width') - box.clientWidth,
         last.left - plot.left - axis.l2p(x[0]), last.right - plot.left - axis.l2p(x.at(-1))]"""
     until(lambda: max(map(abs, browser.execute_script(right))) < 4, 10)
+
+
+def test_ticks_can_be_told_apart(browser: Chrome, tmp_path: Path) -> None:
+    run = made(tmp_path / "r", [0.5, 0.6])
+    each = {"client_accuracies": [0.9, 0.1, 0.4, 0.5]}
+    lines = [record(n, 0.5, target_entropy=1 - 1e-7 * n, **each) for n in (1, 2)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    open_page(browser, write([run], tmp_path / "r.html"))
+    scrolled_through(browser)
+    ticks = "return [...document.querySelectorAll(arguments[0])].map(t => t.textContent)"
+    assert browser.execute_script(ticks, "#clients .xtick text") == ["1", "2", "3", "4"]
+    entropy = browser.execute_script(ticks, "#target .ytick text")
+    assert entropy[-1] == "1"
+    assert len(set(entropy)) == len(entropy) > 2
+    assert max(map(len, entropy)) <= 5

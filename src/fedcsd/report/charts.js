@@ -88,7 +88,10 @@ function lineChart(data, chart, measure, against, hidden) {
   if (against.key === "round") Object.assign(layout.xaxis, { tickformat: "d", ...fewRounds(data) });
   Object.assign(layout.yaxis, { title: axisTitle(measure.axis), type: measure.log ? "log" : "linear" });
   if (measure.log) Object.assign(layout.yaxis, { dtick: 1, exponentformat: "power" });
-  if (measure.uniform !== null) layout.shapes = [level(measure.uniform, layout.font.color)];
+  if (measure.uniform !== null) {
+    layout.shapes = [level(measure.uniform, layout.font.color)];
+    layout.yaxis.autorangeoptions = { include: [measure.uniform - 0.01, measure.uniform] }; // closer, all numbers look the same
+  }
   return { traces, layout };
 }
 
@@ -172,6 +175,7 @@ function clientChart(data, model, hidden) {
   layout.uirevision = model;
   layout.hovermode = "closest";
   Object.assign(layout.xaxis, { title: axisTitle("clients, worst served first"), tickformat: "d" });
+  if (data.clients.every((c) => c.place.at(-1) <= 10)) layout.xaxis.dtick = 1;
   Object.assign(layout.yaxis, { title: axisTitle("accuracy on own data (%)") });
   return { traces, layout };
 }
