@@ -213,7 +213,9 @@ def tell_what_is_elsewhere(names: Sequence[str], choices: Choices, out: Path) ->
     given = bool(get_current_context().params["given"])
     for name, runs in plans(names, choices, out).items():
         if not any(run.ended for run in runs.values()):
-            say(elsewhere(EXHIBITS[name], choices, out / "runs", given) or f"{name}: no run is there")
+            hint = elsewhere(EXHIBITS[name], choices, out / "runs", given)
+            if hint or len(names) > 1:  # of a single one the error says it
+                say(hint or f"{name}: no run is there")
 
 
 def show_notes(choices: Choices) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedcsd.config import Settings, plain, toml_text
+from fedcsd.config import Settings, by_name, plain, toml_text
 from fedcsd.errors import UserError
 from fedcsd.paper.exhibits import FEMNIST, Exhibit
 from fedcsd.paper.plan import Planned, matters, plan
@@ -56,13 +56,9 @@ def _trained(path: Path) -> Flat:
 
 
 def _flat(values: Mapping[str, Any]) -> Flat:
-    found: dict[str, Any] = {}
-    for key, value in matters(values).items():
-        if key == "method" or not isinstance(value, Mapping):
-            found[key] = value
-        else:
-            found |= {key if k == "name" else f"{key}.{k}": v for k, v in value.items()}
-    return found
+    found = matters(values)
+    method = found.pop("method")
+    return {**by_name(found), "method": method}
 
 
 def _different(asked: Flat, found: Flat) -> Flat | None:
