@@ -20,8 +20,8 @@ from typing import Any
 from safetensors.torch import load_file
 
 from fedcsd.deploy.local import Federation
-from fedcsd.federation import Record, Watch
-from fedcsd.runs import RunDirectory
+from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.federation.rounds import Record, Watch
 
 
 class Relay:

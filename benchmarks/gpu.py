@@ -33,13 +33,13 @@ from plain_loop import plain_model
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedcsd.backends.device import DeviceBackend
 from fedcsd.data import Dataset
 from fedcsd.errors import UserError
-from fedcsd.experiments import prepare
-from fedcsd.federation import Experiment, Federation
+from fedcsd.experiments.experiment import prepare
+from fedcsd.experiments.provenance import commit
+from fedcsd.federation.backends.device import DeviceBackend
+from fedcsd.federation.rounds import Experiment, Federation
 from fedcsd.methods import methods
-from fedcsd.provenance import commit
 
 
 @dataclass(frozen=True)

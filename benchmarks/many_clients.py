@@ -18,11 +18,11 @@ import numpy as np
 import psutil
 from plain_loop import images
 
-import fedcsd.federation as federation_module
-from fedcsd.backends.local import LocalBackend, cores
+import fedcsd.federation.rounds as federation_module
 from fedcsd.data import Dataset, load
-from fedcsd.experiments import prepare
-from fedcsd.federation import Experiment, Federation
+from fedcsd.experiments.experiment import prepare
+from fedcsd.federation.backends.local import LocalBackend, cores
+from fedcsd.federation.rounds import Experiment, Federation
 from fedcsd.methods.fedcsd import FedCSD
 
 CLIENTS, COHORT = 10_000, 50

@@ -1,6 +1,6 @@
 """Where the seconds of a round go: a clock around the product's own functions, for scale.py.
 
-Nothing of the product is changed: its functions are called as always, by `fedcsd.jobs.train`, and
+Nothing of the product is changed: its functions are called as always, by `fedcsd.experiments.running.train`, and
 timed from outside. What a lane worked on, and when, comes back as a note of its reply, which is taken
 out again before anyone reads it; clocks of processes on one Linux machine agree.
 """
@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedcsd.backends.device import DeviceBackend
-from fedcsd.backends.local import LocalBackend
-from fedcsd.exchange import Reply
-from fedcsd.federation import Federation, Record, Watch
-from fedcsd.runs import RunDirectory
-from fedcsd.site import Site
+from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.federation.backends.device import DeviceBackend
+from fedcsd.federation.backends.local import LocalBackend
+from fedcsd.federation.rounds import Federation, Record, Watch
+from fedcsd.messages import Reply
+from fedcsd.training.workspace import Site
 
 SPAN, LANE = "meter: from, to", "meter: lane"
 Span = tuple[float, float]

@@ -24,13 +24,13 @@ from typing import Any
 
 import torch
 
-from fedcsd.comparison_folder import run_name
 from fedcsd.config import read_toml
 from fedcsd.errors import Diverged
-from fedcsd.jobs import resume, run
+from fedcsd.experiments.comparison_folder import run_name
+from fedcsd.experiments.provenance import facts
+from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.running import resume, run
 from fedcsd.methods import methods
-from fedcsd.provenance import facts
-from fedcsd.runs import RunDirectory
 
 PRESETS = [f"fedcsd:{name}" for name in methods.load("fedcsd").presets]
 

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from plain_loop import images
 
-from fedcsd.backends.device import DeviceBackend
 from fedcsd.data import Dataset
-from fedcsd.experiments import prepare
-from fedcsd.federation import Federation
+from fedcsd.experiments.experiment import prepare
+from fedcsd.experiments.provenance import commit, facts
+from fedcsd.federation.backends.device import DeviceBackend
+from fedcsd.federation.rounds import Federation
 from fedcsd.methods import methods
-from fedcsd.provenance import commit, facts
 
 CLIENTS = 4
 

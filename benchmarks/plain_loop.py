@@ -25,10 +25,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from fedcsd.backends.local import LocalBackend, cores
 from fedcsd.data import Dataset
-from fedcsd.experiments import prepare
-from fedcsd.federation import Experiment, Federation
+from fedcsd.experiments.experiment import prepare
+from fedcsd.federation.backends.local import LocalBackend, cores
+from fedcsd.federation.rounds import Experiment, Federation
 from fedcsd.methods.fedavg import FedAvg
 
 

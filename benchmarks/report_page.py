@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 import fedcsd
-from fedcsd.analysis.summary import summarise
-from fedcsd.report.page import write
+from fedcsd.experiments.summary import summarise
+from fedcsd.results.report.page import write
 
 METHODS, SEEDS, ROUNDS, TRIES = 10, 3, 100, 5
 READY = "return document.querySelectorAll('.plot .main-svg').length"

@@ -5,7 +5,7 @@
     python benchmarks/scale.py --only cohort,w1 --quick     # some of it, small
     python benchmarks/scale.py --device cuda                # clients one after another on a GPU
 
-FedAvg on images made here (a noisy pattern a class), through `fedcsd.jobs`: the same path that
+FedAvg on images made here (a noisy pattern a class), through `fedcsd.experiments.running`: the same path that
 `fedcsd run --out` takes, with a line of metrics after every round and checkpoints on disk. Every point
 is measured in a process of its own. The first round is not counted. Seconds are medians, shares are of
 the middle half of the rounds. Times of a busy machine are not worth much.
@@ -156,7 +156,8 @@ def measure(point: Point, device: str, workers: int, disk: str | None) -> dict[s
     import torch
     from meter import Meter
 
-    from fedcsd import jobs, provenance
+    from fedcsd.experiments import provenance
+    from fedcsd.experiments import running as jobs
 
     def tell(done: int, rounds: int) -> None:
         watch = done == 0 or done > point.timed

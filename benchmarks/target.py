@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import fedcsd
-from fedcsd.analysis.plots import flat, plot_target
-from fedcsd.console import Training
-from fedcsd.jobs import Run
-from fedcsd.provenance import facts
+from fedcsd.experiments.provenance import facts
+from fedcsd.experiments.running import Run
+from fedcsd.results.plots import flat, plot_target
+from fedcsd.results.terminal import Training
 
 TARGETS = ("fedcsd", "fedcsd:uniform", "fedcsd:scaled")
 

@@ -12,11 +12,11 @@ import torch
 from forked import Forks
 from hypothesis import HealthCheck, settings
 
-from fedcsd.backends.local import LocalBackend
 from fedcsd.data import Dataset
-from fedcsd.exchange import Request
-from fedcsd.experiments import prepare
-from fedcsd.federation import Experiment
+from fedcsd.experiments.experiment import prepare
+from fedcsd.federation.backends.local import LocalBackend
+from fedcsd.federation.rounds import Experiment
+from fedcsd.messages import Request
 
 settings.register_profile("fedcsd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fedcsd")

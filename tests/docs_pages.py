@@ -227,7 +227,9 @@ def program(command: list[str], how: str) -> None:
     """Within the child: the program itself, or a part of it."""
     name, *arguments = command
     if name == "fedcsd":
-        from fedcsd import cli, comparison, jobs
+        from fedcsd.cli import main as cli
+        from fedcsd.experiments import comparison
+        from fedcsd.experiments import running as jobs
 
         if how == "parse":
             parsed(arguments)
@@ -248,9 +250,9 @@ def parsed(arguments: list[str]) -> None:
     """Reads a command line of fedcsd as it is read for real, with the settings and methods in it."""
     import click
 
-    from fedcsd.cli import cli
-    from fedcsd.comparison import parse_methods
+    from fedcsd.cli.main import cli
     from fedcsd.config import TABLES, Settings, checked, parse_assignments
+    from fedcsd.experiments.comparison import parse_methods
 
     command = cli.get_command(click.Context(cli), arguments[0])
     if isinstance(command, click.Group) and len(arguments) > 1:

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedcsd.errors import Diverged, UserError
-from fedcsd.exchange import Ledger, Reply, merge
+from fedcsd.messages import Ledger, Reply, merge
 from fedcsd.models.network import Network, find_classifier
 from fedcsd.packing import Torn, pack, unpack
 from fedcsd.weights import Layout, Weights, lerp, weighted_mean

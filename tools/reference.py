@@ -12,9 +12,9 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import click
 
 import fedcsd
-from fedcsd.cli import cli
-from fedcsd.cli_list import list_entries
-from fedcsd.cli_options import NAMED, PANELS
+from fedcsd.cli.list import list_entries
+from fedcsd.cli.main import cli
+from fedcsd.cli.options import NAMED, PANELS
 from fedcsd.config import IRRELEVANT, TABLES, Settings, describe
 from fedcsd.methods import methods
 

@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from workload import IMAGES, NETWORKS, Work, arguments, read
 
-from fedcsd.backends.local import LocalBackend, cores
 from fedcsd.data import Dataset
-from fedcsd.experiments import prepare
-from fedcsd.federation import Experiment, Federation, cohort
+from fedcsd.experiments.experiment import prepare
+from fedcsd.federation.backends.local import LocalBackend, cores
+from fedcsd.federation.rounds import Experiment, Federation, cohort
 from fedcsd.methods.fedavg import FedAvg
 
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 _homes = {
-    "run": "fedcsd.jobs",
-    "resume": "fedcsd.jobs",
-    "load_run": "fedcsd.jobs",
-    "Run": "fedcsd.jobs",
-    "compare": "fedcsd.comparison",
+    "run": "fedcsd.experiments.running",
+    "resume": "fedcsd.experiments.running",
+    "load_run": "fedcsd.experiments.running",
+    "Run": "fedcsd.experiments.running",
+    "compare": "fedcsd.experiments.comparison",
     "ConfidencePenalty": "fedcsd.methods.confidence_penalty",
     "Ditto": "fedcsd.methods.ditto",
     "FeatureDistillation": "fedcsd.methods.feature_distillation",
@@ -45,10 +45,10 @@ _homes = {
 }
 
 if TYPE_CHECKING:
-    from fedcsd.comparison import compare
     from fedcsd.data import Dataset
     from fedcsd.errors import Diverged, RunStopped, UserError
-    from fedcsd.jobs import Run, load_run, resume, run
+    from fedcsd.experiments.comparison import compare
+    from fedcsd.experiments.running import Run, load_run, resume, run
     from fedcsd.methods import Method
     from fedcsd.methods.confidence_penalty import ConfidencePenalty
     from fedcsd.methods.ditto import Ditto

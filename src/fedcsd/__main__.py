@@ -1,3 +1,3 @@
-from fedcsd.cli import main
+from fedcsd.cli.main import main
 
 main()

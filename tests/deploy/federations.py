@@ -11,13 +11,13 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedcsd import jobs
-from fedcsd.backends import Backend
 from fedcsd.config import FACTS
-from fedcsd.exchange import Reply, Request
-from fedcsd.federation import Experiment
-from fedcsd.places import here
-from fedcsd.states import States
+from fedcsd.experiments import running as jobs
+from fedcsd.experiments.machine import here
+from fedcsd.federation.backends.protocol import Backend
+from fedcsd.federation.rounds import Experiment
+from fedcsd.federation.states import States
+from fedcsd.messages import Reply, Request
 from fedcsd.weights import Values
 
 Absent = set[tuple[int, str, int]]

@@ -14,10 +14,10 @@ from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 from torch import nn
 
-from fedcsd import jobs
-from fedcsd.deploy.messages import Parcel, content_of, parcel_of
-from fedcsd.deploy.node import Node
-from fedcsd.deploy.server import serve
+from fedcsd.deploy.node.answers import Node
+from fedcsd.deploy.server.serve import serve
+from fedcsd.deploy.wire import Parcel, content_of, parcel_of
+from fedcsd.experiments import running as jobs
 
 Change = Callable[[Parcel, Parcel, int], Parcel | None]
 """(request, reply, node) to what arrives instead, None for nothing at all."""

@@ -9,8 +9,8 @@ from federations import same_bits, settings, simulated
 
 from fedcsd.deploy.local import Federation
 from fedcsd.deploy.processes import MARK, marked
-from fedcsd.federation import Watch
-from fedcsd.runs import RunDirectory
+from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.federation.rounds import Watch
 
 METHODS = ("fedavg", "fedcsd", "moon", "scaffold")
 NODES = 2

@@ -9,11 +9,11 @@ import torch
 from federations import same_bits, simulated
 from loop import LoopGrid, deployed
 
-from fedcsd.deploy.messages import Parcel
+from fedcsd.deploy.wire import Parcel
 from fedcsd.errors import RunStopped, UserError
-from fedcsd.jobs import take_up
+from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.running import take_up
 from fedcsd.methods import methods
-from fedcsd.runs import RunDirectory
 
 
 @pytest.mark.parametrize("method", methods.names)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from conftest import Fedcsd
 
-from fedcsd.cli_new import method_text
-from fedcsd.deploy.server import settings_of
+from fedcsd.cli.new import method_text
+from fedcsd.deploy.server.serve import settings_of
 
 
 def test_init_writes_an_app_with_instructions(fedcsd: Fedcsd, tmp_path: Path) -> None:

@@ -19,20 +19,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedcsd.deploy.checks import Checks
-from fedcsd.deploy.keeper import from_bytes, to_bytes
 from fedcsd.deploy.keys import make_certificates, make_node_key
-from fedcsd.deploy.messages import HEADER, KINDS, MAIN, Malformed, Parcel, content_of, parcel_of, unpacked
-from fedcsd.deploy.node import packed
+from fedcsd.deploy.node.answers import packed
+from fedcsd.deploy.node.keeper import from_bytes, to_bytes
+from fedcsd.deploy.node.store import RUNS, Store, checksum
 from fedcsd.deploy.processes import MARK
-from fedcsd.deploy.remote import NodeStates
-from fedcsd.deploy.server import settings_of
+from fedcsd.deploy.server.checks import Checks
+from fedcsd.deploy.server.remote import NodeStates
+from fedcsd.deploy.server.serve import settings_of
+from fedcsd.deploy.server.sites import pooled
 from fedcsd.deploy.settings import Deployment, deployment_of
-from fedcsd.deploy.sites import pooled
-from fedcsd.deploy.store import RUNS, Store, checksum
+from fedcsd.deploy.wire import HEADER, KINDS, MAIN, Malformed, Parcel, content_of, parcel_of, unpacked
 from fedcsd.errors import UserError
-from fedcsd.exchange import Request
-from fedcsd.experiments import prepare
+from fedcsd.experiments.experiment import prepare
+from fedcsd.messages import Request
 from fedcsd.weights import Weights
 
 ARRAYS = st.dictionaries(

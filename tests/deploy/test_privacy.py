@@ -8,10 +8,10 @@ from flwr.app import Context, Message
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from loop import LoopGrid, deployed
 
-from fedcsd.deploy import client
-from fedcsd.deploy.client import make_app
-from fedcsd.deploy.messages import MAIN, parcel_of
-from fedcsd.runs import RunDirectory
+from fedcsd.deploy.node import client
+from fedcsd.deploy.node.client import make_app
+from fedcsd.deploy.wire import MAIN, parcel_of
+from fedcsd.experiments.run_folder import RunDirectory
 
 
 class Witness:

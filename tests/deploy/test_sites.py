@@ -14,12 +14,12 @@ from loop import LoopGrid, deployed, of_sites
 from PIL import Image
 from pyarrow import parquet as pq
 
-from fedcsd import jobs
-from fedcsd.deploy.messages import Parcel
-from fedcsd.deploy.node import Node
+from fedcsd.deploy.node.answers import Node
+from fedcsd.deploy.wire import Parcel
 from fedcsd.errors import RunStopped, UserError
-from fedcsd.experiments import prepare
-from fedcsd.runs import RunDirectory
+from fedcsd.experiments import running as jobs
+from fedcsd.experiments.experiment import prepare
+from fedcsd.experiments.run_folder import RunDirectory
 
 SIZES = {"berlin": 40, "aachen": 25, "celle": 60}
 

@@ -14,8 +14,8 @@ from federations import same_bits, settings, simulated
 
 from fedcsd.deploy.keys import make_node_key
 from fedcsd.deploy.local import Federation, read_status
-from fedcsd.federation import Watch
-from fedcsd.runs import RunDirectory
+from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.federation.rounds import Watch
 
 EVIL = '''
 """Node 2 answers with rubbish, of another kind in each round."""

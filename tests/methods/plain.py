@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from fedcsd import seeds
 from fedcsd.data.augment import AUGMENTATIONS
-from fedcsd.federation import Experiment, cohort, failing
+from fedcsd.federation.rounds import Experiment, cohort, failing
 
 State = dict[str, Tensor]
 

@@ -16,7 +16,7 @@ from plain import Result, State, World
 from test_training import Here
 from torch import Tensor, nn
 
-from fedcsd.federation import Experiment, Federation, cohort
+from fedcsd.federation.rounds import Experiment, Federation, cohort
 from fedcsd.methods import methods
 from fedcsd.training import Client
 from fedcsd.weights import Weights

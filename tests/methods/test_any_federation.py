@@ -17,9 +17,9 @@ from test_against_reference import OPTIONS, Cast
 from test_training import Here
 from torch import Tensor, nn
 
-from fedcsd.backends.device import DeviceBackend
 from fedcsd.data import Dataset
-from fedcsd.federation import Experiment, Federation
+from fedcsd.federation.backends.device import DeviceBackend
+from fedcsd.federation.rounds import Experiment, Federation
 from fedcsd.methods import methods
 from fedcsd.training import Client
 from fedcsd.weights import Weights

@@ -12,10 +12,10 @@ from test_training import Here, one_class_net
 
 import fedcsd
 from fedcsd.config import describe
-from fedcsd.federation import Experiment, Federation, cohort
+from fedcsd.federation.rounds import Experiment, Federation, cohort
+from fedcsd.federation.states import DiskStates
 from fedcsd.methods import Method, methods
 from fedcsd.packing import pack, unpack
-from fedcsd.states import DiskStates
 
 STRONG: dict[str, dict[str, Any]] = {
     "feature_distillation": {"mu": 0.1},

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedcsd.errors import UserError
-from fedcsd.exchange import Request
-from fedcsd.federation import Experiment, Federation
+from fedcsd.federation.rounds import Experiment, Federation
+from fedcsd.messages import Request
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.methods.fedcsd import FedCSD
 from fedcsd.objectives import csd_loss
@@ -206,7 +206,7 @@ def test_a_client_that_was_away_is_sent_the_teacher() -> None:
     experiment = small(FedCSD(), participation=0.5)
     federation = Federation(experiment, Here(experiment))
     size, prototypes = experiment.weights.nbytes, 3 * 3 * 4
-    from fedcsd.federation import cohort
+    from fedcsd.federation.rounds import cohort
 
     for t in range(6):
         here, before = (

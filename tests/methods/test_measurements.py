@@ -12,14 +12,14 @@ from conftest import blobs, small
 from test_training import Here
 
 import fedcsd
-from fedcsd.backends.device import DeviceBackend
 from fedcsd.config import option
-from fedcsd.engines import Batch, tally
 from fedcsd.errors import MethodFailed
-from fedcsd.exchange import OF_THE_RUN
-from fedcsd.federation import Federation
+from fedcsd.federation.backends.device import DeviceBackend
+from fedcsd.federation.rounds import Federation
+from fedcsd.messages import OF_THE_RUN
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.training import Client
+from fedcsd.training.task import Batch, tally
 from fedcsd.weights import Values, Weights
 
 

@@ -7,10 +7,10 @@ import pytest
 from conftest import blobs
 
 import fedcsd
-from fedcsd.comparison import choices_of, parse_methods, run_name
 from fedcsd.config import layered
 from fedcsd.errors import UserError
-from fedcsd.experiments import make_method
+from fedcsd.experiments.comparison import choices_of, parse_methods, run_name
+from fedcsd.experiments.experiment import make_method
 from fedcsd.methods import methods
 from fedcsd.naming import Spec, labelled, method_table, parse, short
 

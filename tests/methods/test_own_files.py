@@ -11,9 +11,9 @@ import pytest
 from conftest import Fedcsd, assert_found_by_workers, small
 
 import fedcsd
-from fedcsd.backends.local import LocalBackend
 from fedcsd.errors import Note, RunStopped, UserError
-from fedcsd.experiments import make_method
+from fedcsd.experiments.experiment import make_method
+from fedcsd.federation.backends.local import LocalBackend
 from fedcsd.methods import methods
 from fedcsd.naming import method_table
 

@@ -13,7 +13,7 @@ from test_training import Here
 import fedcsd
 from fedcsd.config import option
 from fedcsd.errors import Diverged, MethodFailed, UserError
-from fedcsd.federation import Federation
+from fedcsd.federation.rounds import Federation
 from fedcsd.methods import Ask, Server
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.training import Client

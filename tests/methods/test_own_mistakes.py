@@ -13,10 +13,10 @@ from conftest import small
 from test_own_method import run_once
 
 import fedcsd
-from fedcsd.backends import memory
-from fedcsd.backends.device import DeviceBackend
 from fedcsd.errors import Diverged, MethodFailed, Note
-from fedcsd.federation import Federation
+from fedcsd.federation.backends import memory
+from fedcsd.federation.backends.device import DeviceBackend
+from fedcsd.federation.rounds import Federation
 from fedcsd.methods import Ask, Server
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.training import Batch, Client

@@ -177,14 +177,14 @@ def test_a_weight_that_no_client_moves_stays(cls: type) -> None:
 )
 def test_options_and_their_defaults(name: str, options: dict[str, Any]) -> None:
     from fedcsd.config import plain
-    from fedcsd.experiments import make_method
+    from fedcsd.experiments.experiment import make_method
 
     assert plain(make_method({"name": name})) == options
 
 
 def test_the_buffer_is_averaged_over_the_cohort_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     # Round 1 has both clients, round 2 client 1 alone: 13/4, then 13/4 + 2 · 2.
-    monkeypatch.setattr("fedcsd.federation.cohort", lambda settings, round: [[0, 1], [1]][round])
+    monkeypatch.setattr("fedcsd.federation.rounds.cohort", lambda settings, round: [[0, 1], [1]][round])
     for cls in (FedAvg, FedProx, FedNova, FedAvgM, FedAdam, FedYogi, FedAdagrad):
         federation = toy(quadratic(cls)(), **ONE_AND_TWO)
         assert [flat[2] for flat in flats(federation, 2)] == [3.25, 7.25]

@@ -17,7 +17,9 @@ ONE_AND_TWO = {"batch_size": 2}  # client 1's three samples make two batches, cl
 @pytest.fixture
 def without_client_0(monkeypatch: pytest.MonkeyPatch) -> None:
     """Client 0 sits out the second round of three."""
-    monkeypatch.setattr("fedcsd.federation.cohort", lambda settings, round: [[0, 1], [1], [0, 1]][round])
+    monkeypatch.setattr(
+        "fedcsd.federation.rounds.cohort", lambda settings, round: [[0, 1], [1], [0, 1]][round]
+    )
 
 
 def test_scaffold() -> None:

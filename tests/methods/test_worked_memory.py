@@ -57,7 +57,9 @@ def test_moon_s_client_keeps_its_model_while_it_sits_out(monkeypatch: pytest.Mon
     # Round 3: client 0, previous 437/32: 437/64 + 8 = 949/64 → (949 + 2048 + 874)/256 = 3871/256
     #          client 1, previous −6 of round 1: 437/128 − 11/2 = −267/128 → −267/512 − 11/2 = −3083/512
     #          w = (7742 − 9249)/2048 = −1507/2048
-    monkeypatch.setattr("fedcsd.federation.cohort", lambda settings, round: [[0, 1], [0], [0, 1]][round])
+    monkeypatch.setattr(
+        "fedcsd.federation.rounds.cohort", lambda settings, round: [[0, 1], [0], [0, 1]][round]
+    )
     found = flats(toy(quadratic(Moon, more=towards("previous"))(), **TWO_STEPS), 3)
     assert heads(found) == doubled(-1.5, 13.65625, -0.73583984375)
 
@@ -165,7 +167,7 @@ def test_fedproto_s_prototypes(monkeypatch: pytest.MonkeyPatch) -> None:
     #   P_0 = 491/16, P_1 stays
     # Round 4 has client 1 alone: (6·(1 + 491/16) + 6·(1 + 453/4))/3 = 507/8 + 457/2 = 2335/8;
     #   a = 491/16 + 2335/16 = 2826/16 = 1413/8
-    monkeypatch.setattr("fedcsd.federation.cohort", lambda s, round: [[0, 1], [0, 1], [0], [1]][round])
+    monkeypatch.setattr("fedcsd.federation.rounds.cohort", lambda s, round: [[0, 1], [0, 1], [0], [1]][round])
     x, y = np.array([[1], [2], [4], [6]], dtype=np.float32), np.array([0, 0, 0, 1])
     data = Dataset.of_arrays(x, y, x, y, classes=3)
     federation = federate(Rising(), data, [[0], [1, 2, 3]], Scale)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from worked import doubled, federate, flats, heads, personal, quadratic, toy, trainings
 
 from fedcsd.data import Dataset
-from fedcsd.federation import Federation
+from fedcsd.federation.rounds import Federation
 from fedcsd.methods.ditto import Ditto
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.methods.fedbn import FedBN
@@ -164,7 +164,7 @@ def test_what_stays_is_in_no_reply_and_costs_nothing(
 def test_a_newcomer_starts_from_the_initial_local_part(
     cls: type, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fedcsd.federation.cohort", lambda settings, round: [[0], [0, 1]][round])
+    monkeypatch.setattr("fedcsd.federation.rounds.cohort", lambda settings, round: [[0], [0, 1]][round])
     federation = make(cls)
     federation.step()
     glob = plain(federation.server.weights.named())
@@ -185,7 +185,7 @@ def test_a_newcomer_starts_from_the_initial_local_part(
 
 
 def test_a_client_that_sits_out_keeps_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedcsd.federation.cohort", lambda settings, round: [[0, 1], [0]][round])
+    monkeypatch.setattr("fedcsd.federation.rounds.cohort", lambda settings, round: [[0, 1], [0]][round])
     federation = product(FedPer)
     federation.step()
     federation.step()  # a = 5/2 of client 0; client 1 still has b = 0
@@ -213,7 +213,7 @@ def test_ditto_of_a_latecomer(monkeypatch: pytest.MonkeyPatch) -> None:
     # Round 1 has client 0 alone: w_G = 12. Client 1, away, would use the global model.
     # Round 2: client 1's personal model starts from w_G = 12: 3 − 4 + 3 = 2 → 1/2 − 4 + 3 = −1/2,
     #          its buffer from client 0's 2: 2 + 4 = 6
-    monkeypatch.setattr("fedcsd.federation.cohort", lambda settings, round: [[0], [0, 1]][round])
+    monkeypatch.setattr("fedcsd.federation.rounds.cohort", lambda settings, round: [[0], [0, 1]][round])
     federation = toy(quadratic(Ditto)(mu=0.5), epochs=2)
     federation.step()
     assert plain(personal(federation, 1)) == {"head.weight": [12, -6], "seen": [2]}

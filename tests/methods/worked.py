@@ -19,8 +19,8 @@ from test_training import Here
 from torch import Tensor, nn
 
 from fedcsd.data import Dataset
-from fedcsd.exchange import Reply, Request
-from fedcsd.federation import Experiment, Federation
+from fedcsd.federation.rounds import Experiment, Federation
+from fedcsd.messages import Reply, Request
 from fedcsd.training import Batch, Client
 
 TARGETS = torch.tensor([[16.0, -8.0], [-8.0, 4.0]])

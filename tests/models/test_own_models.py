@@ -11,14 +11,14 @@ from conftest import Fedcsd, assert_found_by_workers, blobs
 from test_runs import SMALL, same, stop_after
 
 import fedcsd as package
-from fedcsd.backends.local import LocalBackend
 from fedcsd.errors import Note, RunStopped, UserError
-from fedcsd.experiments import prepare
-from fedcsd.federation import Experiment
+from fedcsd.experiments.experiment import prepare
+from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.federation.backends.local import LocalBackend
+from fedcsd.federation.rounds import Experiment
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.methods.fedprox import FedProx
 from fedcsd.models import find
-from fedcsd.runs import RunDirectory
 
 NETS = """from math import prod
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcsd.analysis.tables import LATEX, MARKDOWN, PLAIN
 from fedcsd.errors import Divergence
 from fedcsd.paper.exhibits import EXHIBITS, NAMES, PRINTED, Cell, Exhibit, Part, Point
 from fedcsd.paper.measured import MEASURES, Measured, Result, apart, best_in, measure, nearer_pool, order_of
@@ -27,6 +26,7 @@ from fedcsd.paper.report import (
     table,
 )
 from fedcsd.paper.scales import Choices
+from fedcsd.results.tables import LATEX, MARKDOWN, PLAIN
 
 NAN = math.nan
 POINT = Point("cifar100", "fedavg", 0.5)

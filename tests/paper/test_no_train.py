@@ -9,11 +9,11 @@ from conftest import Fedcsd
 
 import fedcsd as package
 from fedcsd.errors import UserError
+from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.paper.exhibits import EXHIBITS
 from fedcsd.paper.plan import plan
 from fedcsd.paper.reproduce import reproduce
 from fedcsd.paper.scales import Choices, stand_ins
-from fedcsd.runs import RunDirectory
 
 
 def trained(name: str, out: Path, **overrides: Any) -> None:

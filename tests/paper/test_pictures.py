@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from fedcsd.analysis.tables import one_line
-from fedcsd.federation import Watch
+from fedcsd.federation.rounds import Watch
 from fedcsd.paper.exhibits import EXHIBITS, TITLES
 from fedcsd.paper.figures import SPAN, caption
 from fedcsd.paper.plan import Planned, parse_only
 from fedcsd.paper.report import Report
 from fedcsd.paper.reproduce import reproduce
 from fedcsd.paper.scales import Choices
+from fedcsd.results.tables import one_line
 
 
 def choices(**overrides: Any) -> Choices:

@@ -19,19 +19,19 @@ import torch
 from conftest import Fedcsd
 from PIL import Image
 
-from fedcsd import provenance
 from fedcsd.errors import Note, UserError
-from fedcsd.federation import Watch
+from fedcsd.experiments import provenance
+from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.federation.rounds import Watch
 from fedcsd.paper.exhibits import EXHIBITS, PRINTED, TITLES, Point
 from fedcsd.paper.plan import Planned, digest, parse_only, plan
 from fedcsd.paper.reproduce import Made, reproduce
 from fedcsd.paper.scales import SCALES, Choices, stand_ins
-from fedcsd.runs import RunDirectory
 
 DIGITS = dict.fromkeys(TITLES, "digits")
 STAND_IN = [text for name in TITLES for text in ("--stand-in", f"{name}=digits")]
 FAST = {"workers": 1, "rounds": 2}
-LATER = {"drift": "fedcsd.analysis.drift", "tsne": "fedcsd.analysis.tsne"}
+LATER = {"drift": "fedcsd.results.analysis.drift", "tsne": "fedcsd.results.analysis.tsne"}
 
 
 class Counted:
@@ -214,7 +214,7 @@ def test_only_may_be_repeated(fedcsd: Fedcsd) -> None:
 def test_a_finished_run_that_is_damaged_is_not_shown(
     name: str, text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fedcsd.cli import guarded
+    from fedcsd.cli.main import guarded
 
     only = parse_only("method=fedavg,beta=5")
     reproduce(["table1"], choices(), tmp_path, only=only)
@@ -365,7 +365,7 @@ def test_stand_ins_for_what_is_not_there(tmp_path: Path, monkeypatch: pytest.Mon
 def test_wrong_input_is_one_line(
     arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fedcsd.cli import guarded
+    from fedcsd.cli.main import guarded
 
     where = ["--scale", "smoke", *STAND_IN, "--out", str(tmp_path / "p")]
     assert guarded(["reproduce", *where, *arguments], debug=False) == 2

@@ -28,7 +28,7 @@ INNER = 8000  # where the SuperLink listens, on the server itself
 def found(chosen: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, str], set[Path]]:
     """Method and model as they are named in the app, and the files of one's own that go with it to the sites; what
     is not there, or would not be found there, is refused."""
-    from fedcsd.experiments import make_method
+    from fedcsd.experiments.experiment import make_method
     from fedcsd.models import find
 
     make_method(chosen["method"])

@@ -15,8 +15,8 @@ from fedcsd.deploy.app import write_app
 from fedcsd.deploy.keys import make_certificates, make_node_key
 from fedcsd.deploy.processes import Processes, free_ports, is_free, wait_for_server
 from fedcsd.errors import RunStopped, UserError
-from fedcsd.federation import Watch
-from fedcsd.runs import RunDirectory
+from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.federation.rounds import Watch
 
 FOLDER = ".deploy"  # in the run directory, until the run is finished
 POLL = 0.2

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from fedcsd.exchange import Reply
+from fedcsd.messages import Reply
 from fedcsd.methods.base import Server
 from fedcsd.weights import Mean
 

@@ -18,7 +18,7 @@ import torch
 from fedcsd.errors import UserError, note, unknown
 from fedcsd.methods.base import Method
 from fedcsd.naming import parse
-from fedcsd.own import check_unchanged, digest_of_source, imported, module_of, source_of
+from fedcsd.plugins import check_unchanged, digest_of_source, imported, module_of, source_of
 from fedcsd.weights import Weights
 
 GROUP = "fedcsd.methods"

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Protocol
 
 from torch import Tensor
 
-from fedcsd.exchange import Reply
+from fedcsd.messages import Reply
 from fedcsd.training import Client
 from fedcsd.weights import Value, Values, Weights
 

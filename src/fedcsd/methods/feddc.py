@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedcsd.config import option
-from fedcsd.exchange import Reply
+from fedcsd.messages import Reply
 from fedcsd.methods._drift import average_with_drift
 from fedcsd.methods.base import Server
 from fedcsd.methods.scaffold import Scaffold

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from fedcsd.methods.base import Ask, Server
 from fedcsd.methods.fedavg import FedAvg
-from fedcsd.sgd import effective_steps
 from fedcsd.training import Client
+from fedcsd.training.optimizer import effective_steps
 from fedcsd.weights import Mean, Values, Weights
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedcsd.exchange import Reply
+from fedcsd.messages import Reply
 from fedcsd.methods.base import Ask, Server
 from fedcsd.methods.fedavg import FedAvg
-from fedcsd.sgd import effective_steps
 from fedcsd.training import Client
+from fedcsd.training.optimizer import effective_steps
 from fedcsd.weights import Mean, Values, Weights, weighted_mean
 
 

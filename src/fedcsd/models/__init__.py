@@ -17,7 +17,7 @@ from torch import nn
 from fedcsd.config import call_with
 from fedcsd.errors import UserError, unknown
 from fedcsd.naming import file_of
-from fedcsd.own import check_unchanged, digest_of_source, imported, module_of, source_of
+from fedcsd.plugins import check_unchanged, digest_of_source, imported, module_of, source_of
 
 MODELS = {
     "simple_cnn": "simple_cnn:simple_cnn",

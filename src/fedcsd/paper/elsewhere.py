@@ -9,10 +9,10 @@ from typing import Any
 
 from fedcsd.config import Settings, by_name, plain, toml_text
 from fedcsd.errors import UserError
+from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.paper.exhibits import FEMNIST, Exhibit
 from fedcsd.paper.plan import Planned, matters, plan
 from fedcsd.paper.scales import SCALES, Choices
-from fedcsd.runs import RunDirectory
 
 Flat = Mapping[str, Any]
 """Settings that matter, options of tables as `data.size`."""

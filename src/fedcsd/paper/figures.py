@@ -13,15 +13,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedcsd.analysis.curves import padded
-from fedcsd.analysis.figures import COLOURS, STYLES, save
 from fedcsd.errors import UserError
-from fedcsd.jobs import Run, load_run
+from fedcsd.experiments.run_folder import write_whole
+from fedcsd.experiments.running import Run, load_run
 from fedcsd.paper.exhibits import DRIFT_METHODS, TITLES, Cell, Point
 from fedcsd.paper.measured import MEASURES, Measured, Result
 from fedcsd.paper.plan import Outcome
 from fedcsd.paper.report import Numbers, Report
-from fedcsd.runs import write_whole
+from fedcsd.results.curves import padded
+from fedcsd.results.style import COLOURS, STYLES, save
 
 COLUMN, PAGE = 3.4, 7.0  # inches, of a two-column page
 SPAN = 4.0  # points that a sweep's axis shows at least, so that chance does not look like a finding
@@ -178,7 +178,7 @@ def _titles(title: str, result: Result, report: Report) -> tuple[str, str]:
 
 def drift(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) -> list[Path]:
     """Fig. 1, by analysis/drift.py. The study is kept: it takes as long as some rounds of training."""
-    analysis = import_module("fedcsd.analysis.drift")
+    analysis = import_module("fedcsd.results.analysis.drift")
     start = next(iter(report.outcomes.values()))
     if start.diverged:
         return []
@@ -201,7 +201,7 @@ def drift(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) 
     numbers = stem.with_name(f"{stem.name}.json")
     write_whole(numbers, (json.dumps(study.to_json(), indent=1) + "\n").encode())
     named = study.named(DRIFT_METHODS)
-    forgotten = import_module("fedcsd.analysis.forgetting").draw(
+    forgotten = import_module("fedcsd.results.analysis.forgetting").draw(
         named.forgetting, stem.with_name(f"{stem.name}-forgetting"), caption(report)
     )
     return [*analysis.draw(named, stem, caption(report)), *forgotten, numbers]
@@ -215,11 +215,11 @@ def numbers(report: Report, files: Sequence[Path]) -> list[Numbers]:
     if saved is None:
         return []
     if report.exhibit.figure == "tsne":
-        analysis = import_module("fedcsd.analysis.tsne")
+        analysis = import_module("fedcsd.results.analysis.tsne")
         return [Numbers("features", "how well features tell the classes apart", *analysis.table(saved))]
-    analysis = import_module("fedcsd.analysis.drift")
+    analysis = import_module("fedcsd.results.analysis.drift")
     study = analysis.Drift.from_json(saved).named(DRIFT_METHODS)
-    forgetting = import_module("fedcsd.analysis.forgetting")
+    forgetting = import_module("fedcsd.results.analysis.forgetting")
     return [
         Numbers("drift", study.when, *study.table()),
         Numbers("forgetting", forgetting.MEANING, *study.forgetting.table()),
@@ -228,7 +228,7 @@ def numbers(report: Report, files: Sequence[Path]) -> list[Numbers]:
 
 def tsne(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) -> list[Path]:
     """The t-SNE figure, by analysis/tsne.py, once both of its runs are finished."""
-    analysis = import_module("fedcsd.analysis.tsne")
+    analysis = import_module("fedcsd.results.analysis.tsne")
     ended = {
         result.cell.row: report.outcomes.get((result.cell.point, report.seeds[0]))
         for result in report.results

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedcsd.analysis.tables import LATEX, MARKDOWN, csv_lines, known, one_line, tabular
+from fedcsd.experiments.provenance import commit, facts
+from fedcsd.experiments.run_folder import write_whole
 from fedcsd.paper.exhibits import PRINTED
 from fedcsd.paper.measured import HIGHER_IS_BETTER, Result, order_of
 from fedcsd.paper.plan import Outcome
@@ -21,8 +22,7 @@ from fedcsd.paper.report import (
     table,
     title_of,
 )
-from fedcsd.provenance import commit, facts
-from fedcsd.runs import write_whole
+from fedcsd.results.tables import LATEX, MARKDOWN, csv_lines, known, one_line, tabular
 
 FITTING = 100  # letters of LaTeX in a row that a page is wide enough for
 CURVES = (

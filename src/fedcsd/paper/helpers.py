@@ -13,13 +13,13 @@ from pathlib import Path
 
 import torch
 
-from fedcsd.backends import memory
-from fedcsd.backends.local import cores, follow_parent
-from fedcsd.console import RunProgress, Training
 from fedcsd.errors import RunStopped, UserError, note
+from fedcsd.federation.backends import memory
+from fedcsd.federation.backends.local import cores, follow_parent
 from fedcsd.paper.plan import Filter, Planned
 from fedcsd.paper.reproduce import reproduce
 from fedcsd.paper.scales import Choices
+from fedcsd.results.terminal import RunProgress, Training
 
 
 def gpus() -> list[str]:

@@ -7,11 +7,11 @@ from itertools import accumulate, combinations
 from statistics import mean, stdev
 from typing import Any
 
-from fedcsd.analysis.rows import blown_up
-from fedcsd.analysis.tables import known
 from fedcsd.errors import Divergence
 from fedcsd.paper.exhibits import OFFICE, PRINTED, Cell, Part, Point
 from fedcsd.paper.plan import Outcome
+from fedcsd.results.rows import blown_up
+from fedcsd.results.tables import known
 
 History = Sequence[Mapping[str, Any]]
 CLASSES = {"cifar100": 100}  # of the others ten

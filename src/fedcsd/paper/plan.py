@@ -8,15 +8,15 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from fedcsd.comparison import Cell as Training
 from fedcsd.config import IRRELEVANT, TABLES, Settings, build, layered, plain
 from fedcsd.errors import Divergence, UserError, unknown
-from fedcsd.experiments import make_method
-from fedcsd.jobs import Job
+from fedcsd.experiments.comparison import Cell as Training
+from fedcsd.experiments.experiment import make_method
+from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.running import Job
 from fedcsd.methods import methods
 from fedcsd.paper.exhibits import EXHIBITS, Exhibit, Point
 from fedcsd.paper.scales import Choices
-from fedcsd.runs import RunDirectory
 
 
 @dataclass(frozen=True)

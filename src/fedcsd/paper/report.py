@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from fedcsd.analysis.rows import told
-from fedcsd.analysis.tables import Style, in_words, known, one_line, spread
 from fedcsd.paper.exhibits import BETA_OPEN, TITLES, Exhibit, Part, Point
 from fedcsd.paper.measured import (
     HIGHER_IS_BETTER,
@@ -19,6 +17,8 @@ from fedcsd.paper.measured import (
 )
 from fedcsd.paper.plan import Outcome, Planned
 from fedcsd.paper.scales import Choices
+from fedcsd.results.rows import told
+from fedcsd.results.tables import Style, in_words, known, one_line, spread
 
 LETTERS = "abcdefghij"
 

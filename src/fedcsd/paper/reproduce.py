@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 
-from fedcsd.began import tell_old
 from fedcsd.errors import Busy, RunStopped, UserError, unknown
-from fedcsd.experiments import prepare
-from fedcsd.federation import Watch
-from fedcsd.jobs import attempt, without_advice
+from fedcsd.experiments.experiment import prepare
+from fedcsd.experiments.identity import tell_old
+from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.running import attempt, without_advice
+from fedcsd.federation.rounds import Watch
 from fedcsd.paper.exhibits import EXHIBITS, Exhibit, Point
 from fedcsd.paper.files import write
 from fedcsd.paper.plan import Filter, Planned, chosen, plan
 from fedcsd.paper.report import Report
 from fedcsd.paper.scales import Choices
-from fedcsd.runs import RunDirectory
 
 WAIT = 2.0  # seconds between looks at runs that other processes train
 OnStart = Callable[[Planned, int, Sequence[Planned]], Watch]

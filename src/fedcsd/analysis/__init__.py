@@ -1,1 +1,0 @@
-"""What runs show: tables and figures."""

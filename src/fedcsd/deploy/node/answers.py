@@ -1,0 +1,234 @@
+"""A node's half: its data, its disk, and the method's client half, for one request after another."""
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedcsd import __version__
+from fedcsd import data as fedcsd_data
+from fedcsd.config import Settings, build, parse_assignments
+from fedcsd.data import Dataset
+from fedcsd.deploy.node.store import MEGABYTES, Store, checksum
+from fedcsd.deploy.settings import Deployment
+from fedcsd.deploy.wire import Parcel
+from fedcsd.errors import UserError
+from fedcsd.experiments.experiment import factory_of, make_method, prepare
+from fedcsd.federation.backends.protocol import in_short
+from fedcsd.messages import Reply, Request
+from fedcsd.packing import described, restored
+from fedcsd.training.workspace import Site
+from fedcsd.weights import Layout, Values, Weights, lerp
+
+SITES_KEPT = 2  # in memory: an experiment that changes is not built anew for every message
+
+
+@dataclass
+class Place:
+    """What is built once for a run: the site, which client it is, and its disk."""
+
+    site: Site
+    number: int
+    store: Store
+
+    @property
+    def layout(self) -> Layout:
+        return self.site.network("student").layout
+
+
+class Node:
+    """Answers parcels; what it has built for a run it keeps for the next."""
+
+    def __init__(self, config: Mapping[str, Any], home: Path):
+        self.config, self.home = dict(config), Path(config.get("state", home)).expanduser()
+        self.places: dict[str, Place] = {}
+        torch.set_num_threads(1)  # as a worker of the simulator: sums depend on it
+
+    @property
+    def name(self) -> str:
+        """Which client this is, the same after any restart."""
+        known = self.config.get("site", self.config.get("partition-id"))
+        if known is None:
+            raise UserError("the node config names no site: start the node with --node-config 'site=\"…\"'")
+        return str(known)
+
+    def answer(self, parcel: Parcel) -> Parcel:
+        """The reply to one parcel; what goes wrong here is said in it, in one line."""
+        try:
+            kind = parcel.header["kind"]
+            return {"join": self.join, "ask": self.ask, "evaluate": self.evaluate}[kind](parcel)
+        except UserError as error:
+            return self._error(str(error))
+        except Exception as error:
+            return self._error(in_short(error))
+
+    def _error(self, text: str) -> Parcel:
+        name = str(self.config.get("site", self.config.get("partition-id", "unnamed")))
+        return Parcel({"error": text, "name": name})
+
+    def join(self, parcel: Parcel) -> Parcel:
+        """Who this is and what it has, for a run that begins or goes on."""
+        header = parcel.header
+        about: dict[str, Any] = {"name": self.name, "version": __version__}
+        if header["mode"] == "sites":
+            data = self.data(header["config"])
+            about |= {"samples": len(data.y_train), "test": len(data.y_test)}
+            about |= {"classes": data.classes, "shape": list(data.shape), "dtype": str(data.x_train.dtype)}
+            about |= data.normalisation
+        else:
+            place = self.place({**header, "client": int(self.name)})
+            about |= {"samples": len(place.site.parts[place.number])}
+            about |= {"model": place.layout.fingerprint(), "data": place.site.data.fingerprint()}
+        return Parcel(about)
+
+    def data(self, config: Mapping[str, Any]) -> Dataset:
+        """The site's own data, with the options that the server and the node config give."""
+        if not self.config.get("data"):
+            raise UserError('the node config names no data: add data="/path/to/the/site\'s/data"')
+        options = parse_assignments(str(self.config.get("data-options", "")).split(), "data-options")
+        path = Path(str(self.config["data"])).expanduser()
+        if not path.exists():
+            raise UserError(f"the node's data is not there: {path}")
+        return fedcsd_data.load(str(path), {**config.get("data_options", {}), **options})
+
+    def place(self, header: Mapping[str, Any]) -> Place:
+        """The site for this run, built on first use."""
+        key = json.dumps([header["run"], header["mode"], header["config"], header["client"]], sort_keys=True)
+        if key not in self.places:
+            number, config = int(header["client"]), header["config"]
+            sites = header["mode"] == "sites"
+            site = self.own_site(config, number) if sites else whole_site(json.dumps(config))
+            if not number < len(site.parts):
+                raise UserError(f"this node is client {number}, and the run has {len(site.parts)} clients")
+            if not (run := str(header["run"])).isalnum():
+                raise UserError(f"{run[:20]!r} is no name of a run")
+            limit = float(self.config.get("state-megabytes", MEGABYTES))
+            store = Store(self.home / self.name.replace("/", "_"), run, limit)
+            self.places = dict([*self.places.items()][-(SITES_KEPT - 1) :])
+            self.places[key] = Place(site, number, store)
+        return self.places[key]
+
+    def own_site(self, config: Mapping[str, Any], number: int) -> Site:
+        """A site whose one client has all of the data that is here."""
+        data, agreed = self.data(config), config["agreed"]
+        settings = build(Settings, config["settings"])
+        if list(data.shape) != agreed["shape"] or data.classes > agreed["classes"]:
+            raise UserError(
+                f"the data here has images of shape {list(data.shape)} in {data.classes} classes, "
+                f"the federation {agreed['shape']} in {agreed['classes']}"
+            )
+        data = replace(data, classes=agreed["classes"])
+        if data.scale is not None:
+            data = data.normalised(agreed["mean"], agreed["std"])
+        nothing = torch.empty(0, dtype=torch.int64)
+        parts = [nothing] * settings.clients
+        parts[number] = torch.arange(len(data.y_train))
+        model = factory_of(config["model"], None, data)
+        return Site(settings, make_method(config["method"]), data, parts, [], model)
+
+    def ask(self, parcel: Parcel) -> Parcel:
+        """One function of the method's client half."""
+        header = parcel.header
+        place, began = self.place(header), time.perf_counter()
+        values, lacks = self.values(parcel, place)
+        if lacks:
+            return Parcel({"lacks": lacks})
+        state = place.store.state(header["version"], place.layout) if header["version"] else {}
+        request = Request(header["round"], header["function"], values)
+        reply = place.site.answer(request, place.number, {} if state is None else state)
+        deployment = build(Deployment, header["deploy"])
+        reply = replace(reply, values=protected(reply.values, place.site, place.number, deployment))
+        if not reply.problem and (reply.state or header["version"]):
+            place.store.keep_state(header["round"] + 1, reply.state, header["needed"])
+        answer = packed(reply)
+        answer.header |= {"seconds": time.perf_counter() - began, "lost": state is None}
+        return answer
+
+    def values(self, parcel: Parcel, place: Place) -> tuple[Values, list[str]]:
+        """The request's values: as sent, as held from an earlier message, or made from what is held;
+        and the names of those that cannot be had without being sent."""
+        header, store, layout = parcel.header, place.store, place.layout
+        tensors = {name: torch.from_numpy(array) for name, array in parcel.arrays.items()}
+        entries: dict[str, Any] = header["entries"]
+        sent = {n: e for n, e in entries.items() if "number" in e or e["tensor"] in tensors}
+        values = restored(sent, tensors, layout)  # here still with the "v." of messages before their names
+        known = {v.token: v for v in values.values() if isinstance(v, Weights)}
+
+        def find(token: int, check: int) -> Weights | None:
+            return known.get(token) or store.weights(token, layout, check)
+
+        lacks = []
+        for name, entry in entries.items():
+            if name in values:
+                continue
+            found = find(entry["token"], entry["crc"])
+            if found is None and entry.get("recipe"):
+                first, second, t = entry["recipe"]
+                parents = [
+                    find(token, check) for token, check in zip((first, second), entry["crcs"], strict=True)
+                ]
+                if parents[0] is not None and parents[1] is not None:
+                    flat = lerp(parents[0], parents[1], t).flat
+                    # Another processor may round otherwise: only the same bits are the same teacher.
+                    found = Weights(layout, flat, entry["token"]) if checksum(flat) == entry["crc"] else None
+            if found is None:
+                lacks.append(name)
+            else:
+                values[name] = known[found.token] = found
+        store.hold(header["round"], known.values())
+        return {name[2:]: values[name] for name in entries if name in values}, lacks
+
+    def evaluate(self, parcel: Parcel) -> Parcel:
+        """A model on the site's own test data: how many are right, of how many, and the summed loss."""
+        place = self.place(parcel.header)
+        values, lacks = self.values(parcel, place)
+        if lacks:
+            return Parcel({"lacks": lacks})
+        request = Request(parcel.header["round"], "evaluate", values)
+        replies = [place.site.evaluate(request, block) for block in range(len(place.site.blocks))]
+        return Parcel(
+            {
+                "right": sum(int(r["correct"].sum()) for r in replies),
+                "loss": sum(r.notes["loss"][0] for r in replies),
+                "test": sum(r.samples for r in replies),
+            }
+        )
+
+
+@lru_cache(maxsize=SITES_KEPT)
+def whole_site(config: str) -> Site:
+    """A site with all clients of a partition, of which a node answers for one. In a simulation the nodes
+    of one process share it."""
+    return prepare(json.loads(config)).site()
+
+
+def packed(reply: Reply) -> Parcel:
+    """A reply as it travels; the client's state stays here."""
+    tensors, entries = described({f"v.{name}": value for name, value in reply.values.items()})
+    header = {"samples": reply.samples, "notes": reply.notes, "problem": reply.problem, "entries": entries}
+    arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+    return Parcel({**header, "kept": bool(reply.state)}, arrays)
+
+
+def protected(values: Values, site: Site, number: int, deployment: Deployment) -> Values:
+    """The values with what is to be hidden of class prototypes: classes of few samples, and exact numbers."""
+    prototypes, held = values.get("prototypes"), values.get("held")
+    if not isinstance(prototypes, Tensor) or not isinstance(held, Tensor):
+        return values
+    if deployment.prototype_min_count:
+        counts = torch.bincount(site.data.y_train[site.parts[number]], minlength=site.data.classes)
+        held = held & (counts >= deployment.prototype_min_count)
+        prototypes = prototypes * held.reshape(-1, *[1] * (prototypes.ndim - 1))
+    if deployment.prototype_noise:
+        # Not by the run's seed, which the server knows and could subtract the noise with.
+        generator = torch.Generator()
+        generator.seed()
+        noise = torch.randn(prototypes.shape, generator=generator, dtype=prototypes.dtype)
+        prototypes = prototypes + deployment.prototype_noise * noise
+    return {**values, "prototypes": prototypes, "held": held}

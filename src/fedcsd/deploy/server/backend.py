@@ -1,0 +1,261 @@
+"""Clients behind Flower's SuperLink: a request becomes a message to each of them, and back.
+
+The replies are given in the order of dealing, like everywhere, so that the sums are the same bits.
+"""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from fedcsd.deploy.server.checks import Checks, shown
+from fedcsd.deploy.server.post import Arrival, Post
+from fedcsd.deploy.server.remote import Holdings, NodeStates
+from fedcsd.deploy.server.roster import Roster
+from fedcsd.deploy.settings import Deployment
+from fedcsd.deploy.wire import Malformed, Parcel
+from fedcsd.errors import RunStopped, note
+from fedcsd.federation.rounds import Experiment, spread
+from fedcsd.messages import Reply, Request
+from fedcsd.weights import Values, Weights
+
+POLL, LONGEST = 0.1, 1.0  # seconds between looks for replies, at first and after a while
+PATIENCE = 60.0  # seconds after which it is said who is waited for
+TRIES = 3  # how often a client is asked again when its node could not answer
+
+Read = Callable[[int, Parcel], Any]
+"""What is made of a client's parcel; Malformed if nothing can be."""
+
+
+class FlowerBackend:
+    """Asks clients that are nodes."""
+
+    server_device = torch.device("cpu")
+
+    def __init__(
+        self, experiment: Experiment, deployment: Deployment, post: Post, roster: Roster, states: NodeStates
+    ):
+        self.experiment, self.deployment = experiment, deployment
+        self.post, self.roster, self.states = post, roster, states
+        self.checks = Checks(experiment, deployment)
+        self.holdings = Holdings(deployment)
+        self.site = experiment.site() if len(experiment.data.y_test) else None
+        self.overdue: dict[str, int] = {}
+        self.refusals: list[str] = []
+        self.tally = Counter[str]()
+        self.waited = self.busy = 0.0
+
+    def ask(self, request: Request, clients: Sequence[int], states: Mapping[int, Values]) -> Iterator[Reply]:
+        message = self.holdings.message(request.values)
+        self.checks.kinds(request)  # a mistake in the method itself shows here, and is nobody's fault
+
+        def parcel(client: int, everything: bool) -> Parcel:
+            version, needed = self.states.wanted(client)
+            header = self._header(client, "ask", request.round)
+            header |= {"function": request.function, "version": version, "needed": needed}
+            always = request.function == "train" and self.post.alone
+            return message.parcel(header, client, everything=everything, weights=always)
+
+        def read(client: int, parcel: Parcel) -> Reply:
+            reply = self.checks.reply(parcel, request, client, len(self.experiment.parts[client]))
+            self.holdings.holds(client, request)
+            self.tally["lost_states"] += bool(parcel.header.get("lost"))
+            return reply
+
+        kind = "train" if request.function == "train" else "query"
+        for client, found in self._exchange(kind, request.round, clients, parcel, read):
+            yield found if isinstance(found, Reply) else Reply(client, absent=found)
+
+    def evaluate(self, round: int, weights: Weights) -> list[Reply]:
+        """The server has test data of its own."""
+        assert self.site is not None
+        request = Request(round, "evaluate", {"weights": weights})
+        return [self.site.evaluate(request, block) for block in range(len(self.site.blocks))]
+
+    def evaluate_apart(self, round: int, weights: Weights) -> dict[str, Any]:
+        """Each site tests the model on its own data; what is right of all of it is the accuracy."""
+        request = Request(round, "evaluate", {"weights": weights})
+        message = self.holdings.message(request.values)
+
+        def parcel(client: int, everything: bool) -> Parcel:
+            return message.parcel(self._header(client, "evaluate", round), client, everything=everything)
+
+        def read(client: int, parcel: Parcel) -> tuple[int, float, int]:
+            right, loss, test = (parcel.header.get(name, -1) for name in ("right", "loss", "test"))
+            numbers = type(right) is int and type(test) is int and type(loss) is float
+            if not numbers or not 0 <= right <= test <= self._about(client)["test"] or not 0 <= loss < 1e15:
+                raise Malformed("its evaluation is not within reason")
+            self.holdings.holds(client, request)
+            return right, loss, test
+
+        everyone = range(self.experiment.settings.clients)
+        found = [
+            f for _, f in self._exchange("evaluate", round, everyone, parcel, read) if isinstance(f, tuple)
+        ]
+        right, loss, test = (sum(numbers) for numbers in zip(*found, strict=True))
+        record = {"test_accuracy": right / max(test, 1), "test_loss": loss / max(test, 1)}
+        return record | spread("client_accuracy", [r / n for r, _, n in found if n])
+
+    def counts(self) -> dict[str, Any]:
+        """Of the round that ends: bytes of the messages, whose answers did not count, and the time that was
+        neither training nor evaluation."""
+        counted: dict[str, Any] = {"bytes_down": self.post.down, "bytes_up": self.post.up}
+        counted |= {name: self.tally[name] for name in ("refused", "late", "missing", "lost_states")}
+        counted |= {"refusals": self.refusals, "seconds_outside": max(0.0, self.waited - self.busy)}
+        self.post.down = self.post.up = 0
+        self.tally, self.refusals, self.waited, self.busy = Counter(), [], 0.0, 0.0
+        return counted
+
+    def close(self) -> None:
+        """The nodes stay: they are not ours."""
+
+    def _about(self, client: int) -> Mapping[str, Any]:
+        return self.roster.about[self.roster.nodes[client]]
+
+    def _header(self, client: int, kind: str, round: int) -> dict[str, Any]:
+        header = {**self.roster.hello, "kind": kind, "client": client, "round": round}
+        return {**header, "deploy": asdict(self.deployment), "alone": self.post.alone}
+
+    def _exchange(
+        self,
+        kind: str,
+        round: int,
+        clients: Sequence[int],
+        parcel: Callable[[int, bool], Parcel],
+        read: Read,
+    ) -> Iterator[tuple[int, Any]]:
+        """What was made of each client's reply, in order, or as text why there is none."""
+        exchange = Exchange(self, kind, round, clients, parcel, read)
+        began = time.monotonic()
+        for client in clients:
+            while client not in exchange.done and not exchange.over:
+                exchange.step()
+            yield client, exchange.done.pop(client, "missing")
+        exchange.end()
+        self.waited += time.monotonic() - began
+        self.busy += exchange.busy
+
+
+class Exchange:
+    """One question to a cohort, until it is answered or given up."""
+
+    def __init__(
+        self,
+        backend: FlowerBackend,
+        kind: str,
+        round: int,
+        clients: Sequence[int],
+        parcel: Callable[[int, bool], Parcel],
+        read: Read,
+    ):
+        self.backend, self.kind, self.round = backend, kind, round
+        self.parcel, self.read = parcel, read
+        self.clients, self.waiting = list(clients), list(clients)
+        self.sent: dict[str, int] = {}
+        self.done: dict[int, Any] = {}
+        self.tries = Counter[int]()
+        self.usable = 0
+        self.open = set(clients)
+        self.busy, self.pause = 0.0, POLL  # seconds of the node that was busy longest, and to the next look
+        self.say_at = time.monotonic() + PATIENCE
+        timeout = backend.deployment.round_timeout
+        self.deadline = time.monotonic() + timeout if timeout else math.inf
+
+    @property
+    def over(self) -> bool:
+        wanted = self.backend.deployment.min_clients or len(self.clients)
+        return not self.open or (
+            time.monotonic() > self.deadline and self.usable >= min(wanted, len(self.clients))
+        )
+
+    def step(self) -> None:
+        """Send what can be sent, take what has come, or wait a little."""
+        backend = self.backend
+        backend.roster.refresh()
+        for client in list(self.waiting):
+            self._send(client)
+        before = len(self.open)
+        for arrival in backend.post.collect(self.sent):
+            self._take(self.sent.pop(arrival.message), arrival)
+        for arrival in backend.post.collect(backend.overdue):
+            del backend.overdue[arrival.message]
+            backend.tally["late"] += not arrival.gone
+        if time.monotonic() > self.say_at:
+            self.say_at = math.inf
+            names = ", ".join(backend.roster.name(client) for client in sorted(self.open))
+            note(f"round {self.round + 1}: waiting for {names}")
+        if len(self.open) < before:
+            self.pause = POLL
+        elif self.open:
+            time.sleep(self.pause)
+            self.pause = min(LONGEST, 1.2 * self.pause)
+
+    def _send(self, client: int, everything: bool = False) -> None:
+        node = self.backend.roster.node(client)
+        if node is None:
+            self.waiting += [client] * (client not in self.waiting)
+            return
+        parcel = self.parcel(client, everything)
+        if message := self.backend.post.send(node, parcel, self.kind, str(self.round + 1)):
+            self.sent[message] = client
+            with suppress(ValueError):
+                self.waiting.remove(client)
+
+    def _take(self, client: int, arrival: Arrival) -> None:
+        if client not in self.open:
+            return
+        parcel = arrival.parcel
+        if parcel is not None and "lacks" in parcel.header and self._again(client):
+            self.backend.holdings.forget(client)
+            self._send(client, everything=True)
+        elif arrival.gone or (arrival.failed and self._again(client)):
+            self.waiting.append(client)  # until its node is there again
+        elif parcel is None or "lacks" in parcel.header:
+            self._drop(
+                client, arrival.wrong or arrival.failed or "it keeps nothing", refuse=bool(arrival.wrong)
+            )
+        elif "error" in parcel.header:
+            self._drop(client, shown(parcel.header["error"]), refuse=False)
+        else:
+            try:
+                self._settle(client, self.read(client, parcel))
+                self.usable += 1
+                seconds = parcel.header.get("seconds")
+                self.busy = max(self.busy, seconds if type(seconds) is float and 0 < seconds < 1e6 else 0.0)
+            except Malformed as error:
+                self._drop(client, str(error), refuse=True)
+            except Exception as error:  # whatever it is that was sent, it is not worth ending the run
+                self._drop(client, f"it cannot be read ({type(error).__name__})", refuse=True)
+
+    def _again(self, client: int) -> bool:
+        self.tries[client] += 1
+        return self.tries[client] < TRIES
+
+    def _settle(self, client: int, found: Any) -> None:
+        self.done[client] = found
+        self.open.discard(client)
+
+    def _drop(self, client: int, why: str, *, refuse: bool) -> None:
+        backend = self.backend
+        who = f"client {client} ({backend.roster.name(client)})"
+        text = f"{who} {'is refused' if refuse else 'failed'}: {shown(why)}"
+        backend.tally["refused" if refuse else "missing"] += 1
+        backend.refusals.append(text)
+        note(f"round {self.round + 1}, {text}")
+        self._settle(client, text)
+
+    def end(self) -> None:
+        """What has not come by now is late; a round needs some that has."""
+        self.backend.tally["missing"] += len(self.open)
+        self.backend.overdue |= self.sent
+        needed = self.backend.deployment.min_clients or 1
+        if self.usable < min(needed, len(self.clients)):
+            why = f": {self.backend.refusals[0]}" if self.backend.refusals else ""
+            raise RunStopped(
+                f"round {self.round + 1}: {self.usable} of {len(self.clients)} answers can be used{why}"
+            )

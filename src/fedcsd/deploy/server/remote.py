@@ -1,0 +1,120 @@
+"""What the server knows of its nodes' memory: which state of each counts, and which weights it holds."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedcsd.deploy.node.store import ROUNDS_HELD, checksum
+from fedcsd.deploy.settings import Deployment
+from fedcsd.deploy.wire import Parcel
+from fedcsd.experiments.run_folder import CHECKPOINTS_KEPT
+from fedcsd.federation.states import Saved, States
+from fedcsd.messages import Request
+from fedcsd.packing import described
+from fedcsd.weights import Value, Values, Weights
+
+
+class NodeStates(States):
+    """States that lie at the nodes: here is only after which round each was last kept."""
+
+    def __init__(self) -> None:
+        self._versions: dict[int, int] = {}
+        self._saved: list[dict[int, int]] = []  # as checkpoints have it
+
+    def __getitem__(self, client: int) -> Values:
+        return {"version": self._versions[client]}
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._versions)
+
+    def __len__(self) -> int:
+        return len(self._versions)
+
+    def put(self, client: int, state: Values, round: int) -> None:
+        if state:
+            self._versions[client] = round
+        else:
+            self._versions.pop(client, None)
+
+    def wanted(self, client: int) -> tuple[int, list[int]]:
+        """The version that counts (0: none), and all that the run may still go back to."""
+        now = self._versions.get(client, 0)
+        return now, sorted({now, *(saved.get(client, 0) for saved in self._saved)} - {0})
+
+    def snapshot(self) -> dict[int, int]:
+        return dict(self._versions)
+
+    def restore(self, snapshot: dict[int, int]) -> None:
+        self._versions = dict(snapshot)
+
+    def save(self, round: int) -> tuple[Saved, dict[str, Value]]:
+        self._saved = [*self._saved, dict(self._versions)][-CHECKPOINTS_KEPT:]
+        return {"nodes": {str(client): version for client, version in self._versions.items()}}, {}
+
+    def load(self, header: Mapping[str, Any], values: Mapping[str, Value]) -> None:
+        self._versions = {int(client): version for client, version in header.get("nodes", {}).items()}
+        self._saved = [dict(self._versions)]
+
+
+class Holdings:
+    """Which weights each client holds, as far as its answers have shown."""
+
+    def __init__(self, deployment: Deployment):
+        self.deployment = deployment
+        self._held: dict[int, dict[int, set[int]]] = {}  # of each client, by round
+        self._sums: dict[int, int] = {}  # checksums, by token
+
+    def message(self, values: Values) -> "Outgoing":
+        """A request's values, described once for all clients."""
+        tensors, entries = described({f"v.{name}": value for name, value in values.items()})
+        for name, value in values.items():
+            if not isinstance(value, Weights):
+                continue
+            if value.token not in self._sums:
+                self._sums[value.token] = checksum(value.flat)
+            entry = entries[f"v.{name}"]
+            entry["crc"] = self._sums[value.token]
+            recipe = value.recipe if self.deployment.client_teacher else None
+            known = recipe and recipe[0] in self._sums and recipe[1] in self._sums
+            entry["recipe"] = list(recipe) if recipe and known else None
+            entry["crcs"] = [self._sums[token] for token in recipe[:2]] if recipe and known else None
+        return Outgoing(self, {name: tensor.numpy() for name, tensor in tensors.items()}, entries)
+
+    def held(self, client: int) -> set[int]:
+        return set().union(*self._held.get(client, {}).values())
+
+    def holds(self, client: int, request: Request) -> None:
+        """A client has answered, so it has what the request was about."""
+        rounds = self._held.setdefault(client, {})
+        tokens = {value.token for value in request.values.values() if isinstance(value, Weights)}
+        rounds.setdefault(request.round, set()).update(tokens)
+        for old in sorted(rounds)[:-ROUNDS_HELD]:
+            del rounds[old]
+
+    def forget(self, client: int) -> None:
+        self._held.pop(client, None)
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A request's values, to be sent to one client after another."""
+
+    holdings: Holdings
+    arrays: Mapping[str, Any]
+    entries: Mapping[str, Any]
+
+    def parcel(
+        self, header: dict[str, Any], client: int, *, everything: bool = False, weights: bool = False
+    ) -> Parcel:
+        """What this client must be sent; with `weights` the model goes along in any case."""
+        held = set() if everything else self.holdings.held(client)
+        here = held | {e["token"] for e in self.entries.values() if "token" in e and not e["recipe"]}
+        needed = set()
+        for name, entry in self.entries.items():
+            if "number" in entry:
+                continue
+            made = not everything and entry.get("recipe") and set(entry["recipe"][:2]) <= here
+            if not (entry.get("token") in held or made) or (weights and name == "v.weights"):
+                needed.add(entry["tensor"])
+        arrays = {name: array for name, array in self.arrays.items() if name in needed}
+        return Parcel({**header, "entries": dict(self.entries)}, arrays)

@@ -1,0 +1,172 @@
+"""The server part of the Flower app: the ordinary round loop, with clients that are nodes."""
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedcsd.config import TABLES, Settings, layered, parse_assignments
+from fedcsd.deploy.processes import end_with_launcher
+from fedcsd.deploy.server import sites
+from fedcsd.deploy.server.backend import FlowerBackend
+from fedcsd.deploy.server.checks import shown
+from fedcsd.deploy.server.post import Post
+from fedcsd.deploy.server.remote import NodeStates
+from fedcsd.deploy.server.roster import Roster
+from fedcsd.deploy.settings import Deployment, deployment_of
+from fedcsd.deploy.wire import Malformed
+from fedcsd.errors import UserError, show_notes
+from fedcsd.experiments import running as jobs
+from fedcsd.experiments.experiment import config_of
+from fedcsd.experiments.run_folder import RunDirectory, write_whole
+from fedcsd.federation.backends.protocol import one_thread
+from fedcsd.federation.rounds import Experiment, Record, Watch
+
+OFTEN = 0.2  # seconds between replies that are told at least
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    config = {key: value for key, value in context.run_config.items() if value != ""}
+    status = Status(str(config.get("status", "")))
+    end_with_launcher()
+    show_notes()
+    try:
+        serve(grid, config, status)
+    except BaseException as error:
+        status.write(error=str(error) or type(error).__name__, user=isinstance(error, UserError))
+        raise
+    status.write(finished=True)
+
+
+class Status:
+    """A file in which whoever started the app finds how it does; without a path there is none."""
+
+    def __init__(self, path: str):
+        self.path = Path(path) if path else None
+        self.write()
+
+    def write(self, **facts: Any) -> None:
+        if self.path:
+            write_whole(self.path, json.dumps({"pid": os.getpid(), **facts}).encode())
+
+
+class Log(Watch):
+    """A line a round, for Flower's own log; replies go to the status."""
+
+    def __init__(self, status: Status):
+        self.status, self.written = status, 0.0
+
+    def reply(self, function: str, done: int, clients: int) -> None:
+        if time.monotonic() - self.written > OFTEN:
+            self.status.write(reply=[function, done, clients])
+            self.written = time.monotonic()
+
+    def round(self, record: Record, rounds: int) -> None:
+        dropped = ", ".join(f"{record[k]} {k}" for k in ("refused", "late", "missing") if record.get(k))
+        text = f"round {record['round']}/{rounds}  accuracy {100 * record['test_accuracy']:.2f} %"
+        print(f"{text}  {record['clients']} clients{f'  ({dropped})' if dropped else ''}", flush=True)
+
+
+@dataclass
+class Session:
+    """What one start of the server part needs."""
+
+    grid: Grid
+    config: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        from flwr.superlink.grid.inmemory_grid import InMemoryGrid
+
+        self.values = settings_of(self.config)
+        self.out = Path(str(self.config.get("out", "runs/flower"))).expanduser()
+        self.resume = bool(self.config.get("resume", False))
+        self.mode = "sites" if self.config.get("mode") == "sites" else "partition"
+        self.simulated = isinstance(self.grid, InMemoryGrid)
+        self.deployment: Deployment = deployment_of(self.config)
+        self.run = secrets.token_hex(8)
+        if self.resume:
+            kept = RunDirectory.open(self.out).config.get("deploy", {})
+            self.run, self.mode = str(kept.get("run", self.run)), str(kept.get("mode", self.mode))
+        norm = self.deployment.clipping_norm
+        self.post = Post(self.grid, alone=self.deployment.mods or norm > 0, clipping_norm=norm)
+
+    @property
+    def hello(self) -> dict[str, Any]:
+        return {"run": self.run, "mode": self.mode, "simulated": self.simulated}
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        again = str(self.config.get("again", "flwr run APP --run-config 'resume=true'"))
+        return {**asdict(self.deployment), "mode": self.mode, "run": self.run, "again": again}
+
+
+def serve(grid: Grid, config: Mapping[str, Any], status: Status | None = None) -> jobs.Run:
+    """A run over Flower from begin to end, in a run directory like any other."""
+    session = Session(grid, config)
+    job, roster = (sites.begin if session.mode == "sites" else begin)(session)
+    if job is None:
+        return jobs.load_run(session.out)
+
+    @contextmanager
+    def nodes(experiment: Experiment, run: Path | None) -> Iterator[tuple[FlowerBackend, NodeStates]]:
+        states = NodeStates()
+        with one_thread():
+            yield FlowerBackend(experiment, session.deployment, session.post, roster, states), states
+
+    roster.wait(
+        lambda: roster.nodes, len(job.experiment.parts), "nodes", float(config.get("join_timeout", 0))
+    )
+    return jobs.train(job, Log(status or Status("")), nodes)
+
+
+def begin(session: Session) -> tuple[jobs.Job | None, Roster]:
+    """A run whose data every node can load, and takes its part of: the partition of a simulation."""
+    if session.resume:
+        job = jobs.take_up(session.out, changes={"rounds": session.values.get("rounds")}, deployed=True)
+    else:
+        overwrite = bool(session.config.get("overwrite", False))
+        job = jobs.begin(session.values, out=session.out, overwrite=overwrite, deploy=session.facts)
+    if job is None:
+        return None, Roster(session.post, {}, lambda _: None)
+    experiment = job.experiment
+
+    def admit(about: Mapping[str, Any]) -> int:
+        client = int(about["name"])
+        if not 0 <= client < len(experiment.parts):
+            raise Malformed(f"it is client {client}, and the run has {len(experiment.parts)} clients")
+        right = {
+            "samples": len(experiment.parts[client]),
+            "model": experiment.network.layout.fingerprint(),
+            "data": experiment.data.fingerprint(),
+        }
+        for what, value in right.items():
+            if about.get(what) != value:
+                raise Malformed(f"its {what} are not those of the run: {shown(about.get(what))}")
+        return client
+
+    hello = {**session.hello, "config": config_of(experiment)}
+    return job, Roster(session.post, hello, admit)
+
+
+def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of training in the app's run config: `experiment` holds any as JSON, keys of their own go
+    over it, and `set` over those."""
+    known = {f.name for f in fields(Settings)} | TABLES.keys()
+    values = {key: value for key, value in config.items() if key in known}
+    # One client in trouble must not end everybody's run, unless that is asked for.
+    whole = {"on_divergence": "skip"} | json.loads(str(config.get("experiment") or "{}"))
+    return layered(TABLES, whole, values, parse_assignments(str(config.get("set", "")).split(), "set"))
+
+
+__all__ = ["app", "serve"]

@@ -1,0 +1,92 @@
+"""The folder of a comparison: what may be there, how its runs are called, and which it is to have."""
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from fedcsd.errors import UserError
+from fedcsd.experiments.run_folder import RunDirectory, names_in, write_whole
+
+PLANNED = "planned.json"
+FILES = (*(f"comparison.{end}" for end in ("md", "csv", "tex", "json")), "curves.png", "report.html", PLANNED)
+LONGEST = 255  # bytes of a folder's name
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """What a comparison is to have, kept until its tables are there."""
+
+    methods: list[str]
+    seeds: list[int]
+    runs: list[str]
+    """names of their folders"""
+    rounds: int = 0
+    """that each is to have; 0 if that was not noted"""
+
+    @classmethod
+    def of(cls, folder: Path) -> "Unfinished | None":
+        """None where no comparison was cut off."""
+        with suppress(OSError, ValueError, TypeError):
+            return cls(**json.loads((folder / PLANNED).read_text(encoding="utf-8")))
+        return None
+
+    def write(self, folder: Path) -> None:
+        write_whole(folder / PLANNED, (json.dumps(asdict(self), indent=2) + "\n").encode())
+
+    def left(self, folder: Path) -> Sequence[str]:
+        """The runs that have not ended."""
+        return [run for run in self.runs if not ended(RunDirectory(folder / run), self.rounds)]
+
+
+def ended(run: RunDirectory, rounds: int) -> bool:
+    """Whether there is nothing to train: diverged, or finished with so many rounds."""
+    return run.divergence is not None or (run.summary is not None and run.summary["rounds"] >= rounds)
+
+
+def run_name(label: str, seed: int) -> str:
+    return f"{label.replace(':', '-').replace('/', '_')}-seed{seed}"
+
+
+def _check_labels(runs: Sequence[tuple[str, int]]) -> None:
+    """Refuse labels too long for a folder's name, and those of which two name one: the second would be shown
+    the first one's runs."""
+    taken: dict[str, str] = {}
+    for label, seed in runs:
+        name = run_name(label, seed)
+        if len(os.fsencode(name)) > LONGEST:
+            raise UserError(
+                f"{label[:20] + '…'!r} is too long for the name of a folder: choose a shorter label"
+            )
+        if (other := taken.setdefault(name, label)) != label:
+            raise UserError(f"{other!r} and {label!r} would both be in {name}: choose other labels")
+
+
+def check_folder(folder: Path, runs: Sequence[tuple[str, int]]) -> None:
+    """Refuse a place that holds a run, or other files and no earlier comparison, and labels that cannot name folders there."""
+    _check_labels(runs)
+    there = names_in(folder)
+    if _is_run(folder):
+        raise UserError(f"{folder} holds a run, not a comparison: choose another --out")
+    strange = sorted(name for name in there - {"lock"} if not name.startswith("."))
+    if strange and not _is_comparison(folder):
+        raise UserError(f"{folder} holds other files ({strange[0]}): choose another --out")
+
+
+def _is_run(folder: Path) -> bool:
+    try:
+        return bool(RunDirectory.open(folder))
+    except UserError:
+        return False
+
+
+def _is_comparison(folder: Path) -> bool:
+    """Whether it has our table, or runs as a comparison that was cut off leaves them."""
+    with suppress(OSError, ValueError):
+        content = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
+        return isinstance(content, dict) and {"seeds", "rows"} <= content.keys()
+    return bool(Unfinished.of(folder)) or any(
+        _is_run(config.parent) for config in folder.glob("*-seed*/config.toml")
+    )

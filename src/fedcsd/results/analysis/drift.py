@@ -1,0 +1,336 @@
+"""Drift within a round: how local models leave the global one as they train on (the paper's Fig. 1).
+
+From a trained global model each method does one round of many local epochs, by the training code of any
+other round; after every epoch the local models are compared with the model they started from.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedcsd.data.partition import counts_of
+from fedcsd.errors import Diverged, RunStopped
+from fedcsd.experiments.comparison import Choice, choices_of
+from fedcsd.experiments.experiment import FROM_PYTHON, config_of, method_of
+from fedcsd.experiments.identity import check_there
+from fedcsd.experiments.machine import backend_for
+from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.running import Run
+from fedcsd.federation.backends.protocol import Backend
+from fedcsd.federation.rounds import Experiment
+from fedcsd.messages import Reply
+from fedcsd.methods import Method
+from fedcsd.models.network import Outputs
+from fedcsd.objectives import kl_divergence
+from fedcsd.results.analysis.forgetting import Forgetting, counts
+from fedcsd.results.analysis.one_round import Report, cohort_of, next_round, observable, ready, warmed_up
+from fedcsd.results.plots import method_label
+from fedcsd.results.rows import told
+from fedcsd.results.style import COLOURS, PAGE, dress, lettered, look, printed, verbatim
+from fedcsd.training import Client
+from fedcsd.weights import Mean, Weights
+
+PAPER = ("fedavg", "feature_distillation", "logit_distillation", "fedcsd")
+IMAGES = 10_000  # test images that models are compared on, the first ones
+HISTORY = ("test_accuracy", "train_accuracy", "local_accuracy", "local_train_accuracy")
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One method, after each local epoch; of the local models the mean over clients."""
+
+    logit_drift: list[float]
+    """KL(global ‖ local) of the logits on test images"""
+    feature_drift: list[float]
+    """l2 distance of the penultimate features on test images"""
+    local_accuracy: list[float]
+    """test accuracy of the local models"""
+    average_accuracy: list[float]
+    """test accuracy of the average of the local models, weighted by samples"""
+
+
+@dataclass(frozen=True)
+class Drift:
+    """What a study found; the panels of the paper's figure are made from it."""
+
+    settings: dict[str, Any]
+    """of the federation, those that a reader wants to know"""
+    rounds: int
+    """that the global model was trained for"""
+    accuracy: float
+    """of the global model at the start"""
+    images: int
+    """test images that all was measured on"""
+    curves: dict[str, Curve]
+    """by method"""
+    history: list[dict[str, float]]
+    """the run's own rounds: global and local models on test and on training data, as far as recorded"""
+    forgetting: Forgetting
+    """after the last epoch"""
+    warm_up: int = 0
+    """rounds that each method had before"""
+
+    def named(self, names: Mapping[str, str]) -> "Drift":
+        """The same with methods under other names."""
+        after = {names[label]: right for label, right in self.forgetting.after.items()}
+        curves = {names[label]: curve for label, curve in self.curves.items()}
+        return replace(self, curves=curves, forgetting=replace(self.forgetting, after=after))
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Of each method what the last epoch came to, as one prints it."""
+        head = ["method", "logit drift", "feature drift", "local (%)", "average (%)"]
+        return head, [
+            [
+                label,
+                _number(curve.logit_drift[-1]),
+                _number(curve.feature_drift[-1]),
+                f"{100 * curve.local_accuracy[-1]:.2f}",
+                f"{100 * curve.average_accuracy[-1]:.2f}",
+            ]
+            for label, curve in self.curves.items()
+        ]
+
+    @property
+    def when(self) -> str:
+        """What the table is of."""
+        (epochs, *_) = {len(curve.logit_drift) for curve in self.curves.values()}
+        model = f"the global model of round {self.rounds}"
+        images = f"{self.images} test images, on which {model} has {100 * self.accuracy:.2f} %"
+        return f"after {epochs} local epoch{'s' * (epochs > 1)}, on {images}"
+
+    @property
+    def alike(self) -> list[str]:
+        """Methods that were FedAvg to the last digit: without a warm-up what they keep starts anew here."""
+        plain = self.curves.get("fedavg")
+        return [label for label, curve in self.curves.items() if label != "fedavg" and curve == plain]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> "Drift":
+        curves = {label: Curve(**curve) for label, curve in saved["curves"].items()}
+        return cls(**{**saved, "curves": curves, "forgetting": Forgetting(**saved["forgetting"])})
+
+
+def _number(value: float) -> str:
+    return f"{value:.3f}" if abs(value) < 1e6 else f"{value:.2e}"
+
+
+class Meter:
+    """Looks at a local model after an epoch, on the first test images."""
+
+    def __init__(self, images: int):
+        self.images = images
+
+    def __call__(self, client: Client, start: Weights, now: Weights) -> Mapping[str, Tensor]:
+        site = client.site
+        before = site.remembered((-2, start.token), lambda: self._outputs(client, start))
+        after = self._outputs(client, now)
+        labels = site.data.y_test[: self.images]
+        right = labels[after.logits.argmax(1) == labels]
+        return {
+            "weights": now.flat.cpu(),
+            "logit_drift": kl_divergence(before.logits, after.logits).mean(dtype=torch.float64).cpu(),
+            "feature_drift": (after.features - before.features).norm(dim=1).mean(dtype=torch.float64).cpu(),
+            "right": torch.bincount(right, minlength=client.classes).cpu(),
+        }
+
+    def _outputs(self, client: Client, weights: Weights) -> Outputs:
+        site = client.site
+        rows = torch.arange(self.images, device=site.device)
+        return site.forward(site.frozen("", weights), site.data.x_test, rows)
+
+
+class Gathered:
+    """What the clients of one method's round sent back, folded in as it arrives."""
+
+    def __init__(self, done: Callable[[], object]):
+        self.mean, self.done = Mean(), done
+        self.seen: dict[int, dict[str, Tensor]] = {}
+
+    def __call__(self, reply: Reply) -> None:
+        if "observed.weights" in reply.values and not reply.problem:
+            self.mean.add(reply["observed.weights"], reply.samples)
+            names = ("logit_drift", "feature_drift", "right")
+            self.seen[reply.client] = {name: reply[f"observed.{name}"] for name in names}
+            self.done()
+
+    def averages(self) -> Iterator[Tensor]:
+        """The clients' mean weights after each epoch, by samples; one at a time, for all are many."""
+        assert self.mean.total is not None, "no client was observed"
+        for total in self.mean.total:
+            yield (total / self.mean.weight).to(self.mean.dtype)
+
+    def over_clients(self, name: str) -> Tensor:
+        """[epochs, ...], the mean over clients."""
+        return torch.stack([seen[name].double() for seen in self.seen.values()]).mean(0)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where all methods of a study start from."""
+
+    experiment: Experiment
+    epochs: int
+    rounds: int
+    clients: list[int]
+    images: int
+    warm_up: int
+
+    def right(self, backend: Backend, weights: Weights) -> NDArray[np.bool_]:
+        """Which of the test images a model classifies rightly [images]."""
+        replies = backend.evaluate(self.rounds, weights)
+        correct = torch.cat([reply["correct"] for reply in replies])
+        found: NDArray[np.bool_] = correct[: self.images].cpu().numpy()
+        return found
+
+    def round_of(self, method: Method, done: Callable[[], object]) -> tuple[Curve, list[list[int]]]:
+        """The method's curve, and the local models' right test images by class after the last epoch [K][C]."""
+        gathered, meter = Gathered(done), Meter(self.images)
+        usual = observable(self.experiment, method, self.experiment.settings.epochs)
+        kept = warmed_up(usual, self.rounds, self.clients, self.warm_up, done)
+        experiment = observable(self.experiment, method, self.epochs)
+        with next_round(experiment, self.rounds, self.clients, gathered, meter, kept) as federation:
+            averages = map(experiment.weights.like, gathered.averages())
+            accuracy = [float(self.right(federation.backend, average).mean()) for average in averages]
+        local = gathered.over_clients("right").sum(1) / self.images
+        logits, features = gathered.over_clients("logit_drift"), gathered.over_clients("feature_drift")
+        last = [gathered.seen[client]["right"][-1].tolist() for client in self.clients]
+        return Curve(logits.tolist(), features.tolist(), local.tolist(), accuracy), last
+
+    def start(self) -> NDArray[np.bool_]:
+        """Which of the test images the global model classifies rightly [images]."""
+        with backend_for(self.experiment) as backend:
+            return self.right(backend, self.experiment.weights)
+
+
+def study(
+    start: Run,
+    *,
+    epochs: int,
+    methods: str | Mapping[str, Choice] | Sequence[Choice] = PAPER,
+    report: Report | None = None,
+    images: int = IMAGES,
+    warm_up: int = 0,
+    data: Any = None,
+    model: Any = None,
+    **changes: Any,
+) -> Drift:
+    """One round of so many local epochs from the run's last global model, with each method.
+
+    The clients are those that the run's next round would have, and so are their batches. A method starts
+    anew: its teacher is the model it starts from, and prototypes come from its own first exchange. With
+    `warm_up` it trains so many rounds before, of the run's own epochs; what it keeps of them is there,
+    and all methods start from the run's model nevertheless. `changes` are settings in place of the run's,
+    such as device or workers. It takes memory for four to six times epochs × the model.
+    """
+    entries = choices_of(methods, {})
+    experiment = ready(start, data=data, model=model, **changes)
+    rounds, images = len(start.history), min(images, len(experiment.data.y_test))
+    setting = Setting(experiment, epochs, rounds, cohort_of(experiment, rounds), images, warm_up)
+    curves, after = {}, {}
+    steps = Steps(report, len(entries) * (warm_up + len(setting.clients)))
+    for label, choice in entries.items():
+        steps.begin(label)
+        try:
+            curves[label], after[label] = setting.round_of(method_of(choice), steps)
+        except Diverged as error:
+            raise RunStopped(f"{label}: {error.divergence.message}: try fewer --epochs") from error
+    history = [{key: r[key] for key in ("round", *HISTORY) if r.get(key) is not None} for r in start.history]
+    settings, before = told({**config_of(experiment), "epochs": epochs}), setting.start()
+    forgetting = _forgetting(setting, before, after)
+    return Drift(settings, rounds, float(before.mean()), images, curves, history, forgetting, warm_up)
+
+
+def methods_for(run: Run) -> dict[str, Choice]:
+    """The paper's methods, and the run's own with the options that it was trained with."""
+    chosen: dict[str, Choice] = {name: name for name in PAPER}
+    own = run.settings["method"]
+    label = method_label(own)
+    if FROM_PYTHON in own["name"] or label in chosen:
+        return chosen
+    if run.path:
+        check_there(RunDirectory.open(run.path), {})
+    return {name: choice for name, choice in chosen.items() if name != own["name"]} | {label: own}
+
+
+class Steps:
+    """Counts local trainings and tells whoever wants to know."""
+
+    def __init__(self, report: Report | None, total: int):
+        self.report, self.total = report, total
+        self.label, self.done = "", 0
+
+    def begin(self, label: str) -> None:
+        self.label = label
+        self._tell()
+
+    def __call__(self) -> None:
+        self.done += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.report:
+            self.report(self.label, self.done, self.total)
+
+
+def _forgetting(setting: Setting, before: NDArray[np.bool_], after: dict[str, list[list[int]]]) -> Forgetting:
+    data, clients = setting.experiment.data, setting.clients
+    labels = data.y_test[: setting.images].numpy()
+    held = counts_of(data, [setting.experiment.parts[k] for k in clients]) > 0
+    images = counts(np.ones(len(labels), dtype=bool), labels, data.classes)
+    return Forgetting(clients, held.tolist(), images, counts(before, labels, data.classes), after)
+
+
+def draw(study: Drift, stem: Path, caption: str = "") -> list[Path]:
+    """The four panels of the paper's figure, as PNG, SVG and PDF. Panel c has two scales: the average of
+    the local models above, the local models below."""
+    written: list[Path] = []
+    lines = -(-len(study.curves) // 3)  # of the legend; two have room
+    with printed(PAGE, 2.15 + 0.13 * max(0, lines - 2), stem, written, caption) as figure:
+        axes = figure.subplot_mosaic([["a", "b", "c", "d"], ["a", "b", "e", "d"]])
+        for index, (label, curve) in enumerate(study.curves.items()):
+            for panel, before, values, factor in (
+                ("a", 0.0, curve.logit_drift, 1),
+                ("b", 0.0, curve.feature_drift, 1),
+                ("c", study.accuracy, curve.average_accuracy, 100),
+                ("e", study.accuracy, curve.local_accuracy, 100),
+            ):
+                shown = [factor * value for value in (before, *values)]
+                axes[panel].plot(range(len(shown)), shown, label=verbatim(label), **look(index))
+        titles = lettered(["logits", "features", "accuracy in the round", "accuracy over rounds"])
+        dress(axes["a"], titles[0], xlabel="local epoch", ylabel="KL(global ‖ local)", ylim=(0, None))
+        dress(axes["b"], titles[1], xlabel="local epoch", ylabel="$\\ell_2$ distance", ylim=(0, None))
+        dress(axes["c"], titles[2], ylabel="average (%)")
+        dress(axes["e"], xlabel="local epoch", ylabel="local (%)")
+        _over_rounds(axes["d"], study, titles[3])
+        axes["c"].tick_params(labelbottom=False)
+        for axis in axes.values():
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+        methods, models = axes["a"].get_legend_handles_labels(), axes["d"].get_legend_handles_labels()
+        figure.legend(*methods, loc="outside lower left", ncols=3, handlelength=3)
+        figure.legend(*models, loc="outside lower right", ncols=2, handlelength=3)
+    return written
+
+
+def _over_rounds(axis: Axes, study: Drift, title: str) -> None:
+    """Panel d: global and local models on test data and on local training data."""
+    names = dict(zip(HISTORY, ("global, test", "global, train", "local, test", "local, train"), strict=True))
+    for key, name in names.items():
+        # The global model on training data is the one that the round was begun with.
+        before = key == "train_accuracy"
+        points = [(r["round"] - before, 100 * r[key]) for r in study.history if key in r]
+        if points:
+            local, train = name.startswith("local"), name.endswith("train")
+            colour = COLOURS[5] if local else COLOURS[6]
+            axis.plot(*zip(*points, strict=True), color=colour, linestyle="--" if train else "-", label=name)
+    dress(axis, title, xlabel="round", ylabel="accuracy (%)")

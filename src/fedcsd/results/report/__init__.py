@@ -1,0 +1,4 @@
+"""The report page of runs: one HTML file, or served while runs train.
+
+Not here: tables and plots for a paper (results/).
+"""

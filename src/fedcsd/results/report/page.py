@@ -1,0 +1,89 @@
+"""From what a report shows to the text of its page: everything in one file, nothing from elsewhere."""
+
+import base64
+import html
+import json
+from collections.abc import Mapping, Sequence
+from functools import cache
+from hashlib import sha256
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from fedcsd.errors import UserError, note
+from fedcsd.experiments.run_folder import write_whole
+from fedcsd.results.report.collect import collect
+
+SCRIPTS = ("charts.js", "page.js")
+FILE = "report.html"
+
+
+def page(content: Mapping[str, Any], *, live: bool = False) -> str:
+    """The page that shows this content. A live one may ask its own server for more; others may ask nobody."""
+    plotly, script = plotly_script(), "\n".join(_part(name) for name in SCRIPTS)
+    policy = [
+        "default-src 'none'",
+        f"script-src {digest(plotly)} {digest(script)}",
+        "style-src 'unsafe-inline'",  # the charts set sizes and colours of single elements
+        "img-src data: blob:",
+        "connect-src 'self'" if live else "connect-src 'none'",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ]
+    return Template(_part("page.html")).substitute(
+        csp="; ".join(policy),
+        title=html.escape(f"{content['title']} – fedcsd"),
+        css=_part("page.css"),
+        data=safe_json(content),
+        plotly=plotly,
+        js=script,
+    )
+
+
+def safe_json(content: Any) -> str:
+    """JSON that cannot end the script element it stands in, whatever names are in it."""
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for c in "<>&\u2028\u2029":
+        text = text.replace(c, f"\\u{ord(c):04x}")
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")  # half a surrogate is no text
+
+
+def digest(script: str) -> str:
+    """What a content security policy calls a script that may run."""
+    return f"'sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}'"
+
+
+@cache
+def plotly_script() -> str:
+    """plotly.js, as the Python package has it."""
+    from plotly.offline import get_plotlyjs
+
+    return str(get_plotlyjs())
+
+
+@cache
+def _part(name: str) -> str:
+    return (files("fedcsd.results.report") / name).read_text(encoding="utf-8")
+
+
+def write(paths: Sequence[Path], out: Path) -> Path:
+    """The report of these runs, as one file."""
+    text = page(collect(paths))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(out, text.encode())
+    except OSError as error:
+        raise UserError(f"cannot write {out}: {error.strerror or error}: choose another -o") from None
+    return out
+
+
+def write_beside(folder: Path) -> Path | None:
+    """The report of a run or comparison that has just ended, in its folder. Training is over and saved, so
+    whatever goes wrong here is only told."""
+    try:
+        return write([folder], folder / FILE)
+    except Exception as error:
+        text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        note(f"there is no report of {folder}: {text}")
+        return None

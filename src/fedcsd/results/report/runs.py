@@ -1,0 +1,169 @@
+"""The runs of a report as they lie on disk: finished, diverged, still going on, or damaged."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from fedcsd.config import FACTS
+from fedcsd.data.partition import Counts
+from fedcsd.errors import Divergence, UserError, no_run
+from fedcsd.experiments.comparison_folder import run_name
+from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.running import Run
+from fedcsd.results.curves import History
+from fedcsd.results.plots import by_label, flat, folders, tell_skipped
+from fedcsd.results.report.measures import usable, with_derived
+from fedcsd.results.rows import About
+from fedcsd.results.tables import load_rows
+
+DAMAGE = (UserError, OSError, ValueError, TypeError, KeyError)
+"""What reading a damaged run may raise."""
+WATCHED = ("config.toml", "metrics.jsonl", "summary.json", "diverged.json")
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One run, as far as it can be read."""
+
+    path: Path
+    config: dict[str, Any] = field(default_factory=dict)
+    raw: list[dict[str, Any]] = field(default_factory=list)
+    """records as they are in metrics.jsonl"""
+    summary: dict[str, Any] | None = None
+    diverged: Divergence | None = None
+    mended: tuple[str, ...] = ()
+    counts: Counts | None = None
+    problem: str = ""
+    """why it cannot be read"""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {key: value for key, value in self.config.items() if key not in FACTS}
+
+    @cached_property
+    def history(self) -> History:
+        """Every round, those that cannot be read without values."""
+        return with_derived(flat(usable(self.raw)))
+
+    @property
+    def ended(self) -> bool:
+        return bool(self.summary) or self.diverged is not None
+
+    @property
+    def state(self) -> str:
+        if self.problem:
+            return f"damaged: {self.problem}"
+        if self.diverged:
+            return str(self.diverged)
+        done = max((r.get("round", 0) for r in self.raw), default=0)
+        return "finished" if self.summary else f"not finished: {done} of {self.settings['rounds']} rounds"
+
+    def run(self) -> Run:
+        """The same without its weights."""
+        return Run(self.settings, self.raw, self.summary or {}, {}, self.path, self.diverged, self.mended)
+
+
+@dataclass(frozen=True)
+class Found:
+    """All runs of a report."""
+
+    groups: dict[str, list[Seen]]
+    """by label: runs that differ in their seed only"""
+    damaged: list[Seen]
+    left: list[Seen]
+    """those that have the settings and seed of another"""
+    about: About | None
+    """what a comparison knew of its methods"""
+    settings: dict[str, Any]
+    """of the comparison"""
+    whole: bool
+    """whether a comparison is finished, or it is single runs that were asked for"""
+
+
+def read(folder: Path) -> Seen:
+    try:
+        run = RunDirectory.open(folder)
+        config, summary, end = run.config, run.summary, run.divergence
+        int(config["seed"]), str(config["method"]["name"]), int(config["rounds"])
+        if summary is not None:
+            float(summary["final_accuracy"]), float(summary["seconds"]), int(summary.get("rounds", 0))
+        return Seen(folder, config, run.history(), summary, end, tuple(run.mended), run.counts())
+    except DAMAGE as error:
+        return Seen(folder, problem=" ".join(str(error).split()) or type(error).__name__)
+
+
+def find(paths: Sequence[Path], *, waiting: bool = False) -> Found:
+    """The runs at these paths. A comparison's folder stands for its runs, a folder of runs for all of them.
+
+    It is an error if there are none, or if a path is not a run's at all, unless one waits for it.
+    """
+    if len(paths) == 1 and (paths[0] / "comparison.json").is_file():
+        try:
+            return _compared(paths[0])
+        except DAMAGE:
+            pass  # the runs themselves are there
+    seen: dict[Path, Seen] = {}
+    for path in paths:
+        for folder in folders(path):
+            if (folder / "config.toml").is_file():
+                seen.setdefault(folder.resolve(), read(folder))
+            elif not waiting:
+                raise no_run(path)
+    tell_skipped(paths)
+    whole, damaged = [s for s in seen.values() if not s.problem], [s for s in seen.values() if s.problem]
+    if not whole and damaged and not waiting:
+        raise UserError(f"{damaged[0].path} is damaged: {damaged[0].problem}")
+    labels = by_label([RunDirectory(s.path) for s in whole]) if whole else {}
+    by_path = {s.path: s for s in whole}
+    groups = {
+        label: sorted((by_path[run.path] for run in some), key=lambda s: int(s.config["seed"]))
+        for label, some in labels.items()
+    }
+    kept = {run.path for some in labels.values() for run in some}
+    left = [s for s in whole if s.path not in kept]
+    single = all((path / "config.toml").is_file() for path in paths)
+    return Found(groups, damaged, left, None, {}, single)
+
+
+def _compared(folder: Path) -> Found:
+    """A finished comparison: its labels, in its order, and the runs that it names."""
+    rows, seeds, settings = load_rows(folder)
+    groups: dict[str, list[Seen]] = {}
+    damaged: list[Seen] = []
+    for row in rows:
+        for seed in seeds:
+            run = read(folder / run_name(row.label, seed))
+            if run.problem:
+                damaged.append(run)
+            else:
+                groups.setdefault(row.label, []).append(run)
+    if not groups:
+        raise UserError(f"{folder} holds no run any more")
+    untrained = frozenset(row.label for row in rows if row.untrained)
+    notes = {row.label: [note for note in row.notes if not note.startswith("seed ")] for row in rows}
+    shared = {row.label: row.shared for row in rows}
+    guess = rows[0].guess if rows else 0.0
+    about = About(untrained=untrained, shared=shared, settings=settings, notes=notes, guess=guess)
+    return Found(groups, damaged, [], about, settings, True)
+
+
+def stamp(paths: Sequence[Path]) -> str:
+    """Something that is different when a file of these runs is."""
+    found: list[Any] = []
+    for path in paths:
+        for folder in [path, *folders(path)]:
+            for name in (*WATCHED, "comparison.json"):
+                try:
+                    state = (folder / name).stat()
+                except OSError:
+                    continue
+                found.append((str(folder), name, state.st_mtime_ns, state.st_size))
+    return json.dumps(found)
+
+
+def common(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What all of them have in common."""
+    return {key: v for key, v in values[0].items() if all(some.get(key) == v for some in values)}

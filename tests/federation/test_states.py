@@ -1,0 +1,354 @@
+"""What methods keep of each client, in memory or on disk: the same results, less memory, nothing lost."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import blobs, small
+from test_runs import same, stop_after
+from test_training import Here
+
+import fedcsd
+from fedcsd.config import option
+from fedcsd.experiments import run_folder as runs
+from fedcsd.federation import states
+from fedcsd.federation.rounds import Federation, cohort
+from fedcsd.federation.states import DiskStates, MemoryStates, file_name
+from fedcsd.methods import Ask, Server
+from fedcsd.methods.fedavg import FedAvg
+from fedcsd.packing import header_of
+from fedcsd.training import Client
+from fedcsd.weights import Values, Weights, weighted_mean
+
+SETTINGS: dict[str, Any] = {
+    "clients": 8,
+    "min_samples": 2,
+    "participation": 0.5,
+    "epochs": 1,
+    "rounds": 6,
+    "workers": 2,
+}
+
+
+@dataclass(frozen=True)
+class Keeping(FedAvg):
+    """A client is pulled to its last weights and kept apart from its last model, as in MOON."""
+
+    fail_in: int = option(0, "the round in which the third client that is asked fails")
+
+    def train(self, client: Client, weights: Weights) -> Values:
+        previous = client.state.get("previous", weights)
+        client.note("times", torch.tensor([float(client.state.get("times", 0))]))
+        result = client.train(
+            weights,
+            self.loss,
+            frozen={"previous": previous},
+            gradient=lambda w, g: g.add_(w - previous.parameters, alpha=0.5),
+        )
+        client.state["previous"] = result["weights"]
+        client.state["times"] = client.state.get("times", 0) + 1
+        return result
+
+    def round(self, server: Server, ask: Ask) -> None:
+        def some() -> Any:
+            for number, reply in enumerate(ask(self.train, weights=server.weights)):
+                if self.fail_in == server.count and number == 2:
+                    raise fedcsd.RunStopped("something went wrong")
+                yield reply
+
+        server.count = server.count + 1
+        server.weights = weighted_mean(some())
+
+    def start(self, server: Server) -> None:
+        server.count = 0
+
+    def loss(self, batch):
+        apart = batch.features - batch.frozen["previous"].features
+        return super().loss(batch) + 0.1 * apart.pow(2).mean()
+
+
+def run(out: Path | None = None, *, method: Any = None, **settings: Any) -> fedcsd.Run:
+    return fedcsd.run(method=method or Keeping(), data=blobs(), out=out, **{**SETTINGS, **settings})
+
+
+def files(path: Path) -> set[str]:
+    return {p.name for p in (path / "clients").iterdir()}
+
+
+def named(path: Path) -> list[set[str]]:
+    """The files that each checkpoint names, newest first."""
+    checkpoints = sorted((path / "checkpoints").iterdir(), reverse=True)
+    return [{file_name(*v) for v in states.versions(header_of(c)).items()} for c in checkpoints]
+
+
+def in_process(script: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
+    """Runs a script that sees the tests and the same package as they do."""
+    paths = [str(Path(__file__).parent), str(Path(fedcsd.__file__).parent.parent), *filter(None, sys.path)]
+    return subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        timeout=150,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_results_are_the_same_bit_for_bit(tmp_path: Path, whole: Path, workers: int) -> None:
+    run(tmp_path / "disk", client_state="disk", workers=workers)
+    same(whole, tmp_path / "disk")
+    rounds = {k: [r for r in range(6) if k in cohort(small(**SETTINGS).settings, r)] for k in range(8)}
+    pauses = [b - a for some in rounds.values() for a, b in pairwise(some)]
+    assert max(pauses) >= 3  # someone came back after two rounds or more without a part
+    assert not (whole / "clients").exists()
+    assert fedcsd.load_run(tmp_path / "disk").settings["client_state"] == "disk"
+
+
+def test_in_this_process_too(tmp_path: Path) -> None:
+    experiment = small(Keeping(), **SETTINGS)
+    federations = [
+        Federation(experiment, Here(experiment), states=some)
+        for some in (MemoryStates(), DiskStates(tmp_path / "clients", experiment.network.layout))
+    ]
+    for _ in range(6):
+        records = [federation.step() for federation in federations]
+        assert records[0]["test_loss"] == records[1]["test_loss"]
+    memory, disk = (federation.states for federation in federations)
+    assert dict(memory).keys() == dict(disk).keys()
+    for client in memory:
+        assert memory[client]["times"] == disk[client]["times"]
+        assert torch.equal(memory[client]["previous"].flat, disk[client]["previous"].flat)
+
+
+def test_a_server_is_not_given_what_clients_keep() -> None:
+    class Looking(Keeping):
+        def round(self, server: Server, ask: Ask) -> None:
+            replies = list(ask(self.train, weights=server.weights))
+            assert all(not reply.state for reply in replies)
+            server.weights = weighted_mean(replies)
+
+    run(method=Looking(), client_state="disk", rounds=2)
+
+
+def test_versions_between_checkpoints_do_not_pile_up(tmp_path: Path) -> None:
+    most: list[int] = []
+    path = tmp_path / "run"
+    run(
+        path,
+        client_state="disk",
+        participation=1.0,
+        checkpoint_every=5,
+        rounds=9,
+        on_round=lambda *_: most.append(len(files(path))),
+    )
+    assert most[3] == 16  # what round 4 made and what it replaced, without rounds 1 and 2
+    assert most[7] == 24  # and the checkpoint of round 5
+
+
+@pytest.mark.parametrize("first", ["memory", "disk"])
+def test_flushed_before_the_checkpoint_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    flushed: set[str] = set()
+    flush, write, checkpoints = states.flush, runs.write_whole, []
+
+    def flushing(path: Path) -> None:
+        flushed.add(path.name)
+        flush(path)
+
+    def writing(path: Path, content: bytes) -> None:
+        write(path, content)
+        if path.parent.name == "checkpoints":
+            wanted = {file_name(*v) for v in states.versions(header_of(path)).items()}
+            assert wanted | {"clients", path.parent.parent.name} <= flushed
+            checkpoints.append(path)
+
+    monkeypatch.setattr(states, "flush", flushing)
+    monkeypatch.setattr(runs, "write_whole", writing)
+    path, given = tmp_path / "run", {"data": blobs(), "method": Keeping()}
+    if first == "memory":
+        with monkeypatch.context() as context:
+            context.setattr(runs, "write_whole", write)
+            run(path, rounds=2)
+        fedcsd.resume(path, **given, rounds=6, client_state="disk", checkpoint_every=2)
+    else:
+        run(path, client_state="disk", checkpoint_every=2)
+    assert len(checkpoints) == (2 if first == "memory" else 3)
+
+
+@pytest.mark.parametrize("kind", ["memory", "disk"])
+def test_a_client_can_forget(tmp_path: Path, kind: str) -> None:
+    class Forgetful(FedAvg):
+        def train(self, client: Client, weights: Weights) -> Values:
+            client.note("remembers", torch.tensor([float("x" in client.state)]))
+            if client.state.pop("x", None) is None:
+                client.state["x"] = torch.ones(3)
+            return client.train(weights, self.loss)
+
+    settings = {"participation": 1.0, "client_state": kind, "method": Forgetful()}
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "run", on_round=stop_after(2), **settings)
+    assert kind == "memory" or [len(some) for some in named(tmp_path / "run")] == [0, 8]
+    history = fedcsd.resume(tmp_path / "run", data=blobs(), method=Forgetful()).history
+    assert [r["remembers"] for r in history] == [0, 1, 0, 1, 0, 1]
+
+
+@pytest.mark.parametrize("every", [1, 10])
+def test_a_failed_round_is_undone(tmp_path: Path, whole: Path, every: int) -> None:
+    path = tmp_path / "run"
+    with pytest.raises(fedcsd.RunStopped, match="something went wrong; rounds 1 to 3 are saved"):
+        run(path, method=Keeping(fail_in=4), client_state="disk", checkpoint_every=every)
+    assert not any("r000004" in name for name in files(path))
+    assert named(path)[0] <= files(path)
+    config = path / "config.toml"
+    config.write_text(config.read_text().replace("fail_in = 4", "fail_in = 0"))
+    fedcsd.resume(path, data=blobs(), method=Keeping())
+    same(whole, path)
+
+
+def test_a_round_that_failed_can_be_tried_again(tmp_path: Path) -> None:
+    experiment = small(Keeping(fail_in=3), **SETTINGS)
+    kinds = MemoryStates(), DiskStates(tmp_path / "clients", experiment.network.layout)
+    for some in kinds:
+        federation = Federation(experiment, Here(experiment), states=some)
+        federation.step()
+        federation.step()
+        before = {k: dict(state) for k, state in some.items()}
+        with pytest.raises(fedcsd.RunStopped):
+            federation.step()
+        assert {k: state["times"] for k, state in some.items()} == {
+            k: state["times"] for k, state in before.items()
+        }
+        object.__setattr__(experiment.method, "fail_in", 0)
+        assert federation.step()["round"] == 3
+        object.__setattr__(experiment.method, "fail_in", 3)
+    assert {k: s["times"] for k, s in kinds[0].items()} == {k: s["times"] for k, s in kinds[1].items()}
+
+
+def test_two_exchanges_in_a_round(tmp_path: Path) -> None:
+    class Twice(Keeping):
+        def round(self, server: Server, ask: Ask) -> None:
+            list(ask(self.train, weights=server.weights))
+            super().round(server, ask)
+
+    memory, disk = (run(method=Twice(), client_state=kind) for kind in ("memory", "disk"))
+    assert all(torch.equal(memory.weights[n], disk.weights[n]) for n in memory.weights)
+    assert [r["times"] for r in memory.history] == [r["times"] for r in disk.history]
+
+
+def test_without_a_run_directory_nothing_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    seen: list[int] = []
+
+    def look(*_: object) -> None:
+        seen.append(len(list(tmp_path.glob("fedcsd-clients-*/*"))))
+
+    finished = run(client_state="disk", on_round=look)
+    assert finished.accuracy == fedcsd.load_run(whole).accuracy
+    assert max(seen) >= 8
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(fedcsd.RunStopped, match="something went wrong"):
+        run(client_state="disk", method=Keeping(fail_in=3))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_overwrite_clears_the_states(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    run(path, client_state="disk", rounds=2)
+    run(path, overwrite=True, rounds=1)
+    assert not (path / "clients").exists()
+    run(path, client_state="disk", overwrite=True, rounds=1)
+    (path / "clients" / "notes.txt").write_text("someone's own")
+    run(path, overwrite=True, rounds=1)
+    assert files(path) == {"notes.txt"}
+
+
+def test_states_that_will_not_fit_are_refused_at_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "run"
+    monkeypatch.setattr(states.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 0, 2 * 10**6))
+    run(path, client_state="disk", rounds=2)
+
+    class Large(Keeping):
+        def train(self, client: Client, weights: Weights) -> Values:
+            client.state["large"] = torch.zeros(10**5)
+            return super().train(client, weights)
+
+    expected = r"2 MB free and what clients keep will need about [67] MB more.*no round was finished"
+    with pytest.raises(fedcsd.RunStopped, match=expected):
+        run(path, client_state="disk", method=Large(), overwrite=True)
+
+
+def test_files_that_are_there_need_no_more_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = small().network.layout
+    first = DiskStates(tmp_path, layout, copies=4)
+    for client in range(3):
+        first.put(client, {"x": torch.zeros(1000)}, 1)
+    monkeypatch.setattr(states.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 0, 5000))
+    again = DiskStates(tmp_path, layout, copies=4)
+    again.put(3, {"x": torch.zeros(1000)}, 1)
+    with pytest.raises(fedcsd.RunStopped, match="free some space"):
+        DiskStates(tmp_path, layout, copies=6).put(4, {"x": torch.zeros(1000)}, 1)
+
+
+def test_a_full_disk_in_mid_round_says_what_is_saved(
+    tmp_path: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, path = Path.write_bytes, tmp_path / "run"
+
+    def full(self: Path, content: bytes) -> int:
+        if "r000003" in self.name:
+            raise OSError(28, "No space left on device")
+        return write(self, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(fedcsd.RunStopped, match=r"No space left on device; rounds 1 to 2 are saved"):
+        run(path, client_state="disk", checkpoint_every=10)
+    monkeypatch.undo()
+    fedcsd.resume(path, data=blobs(), method=Keeping())
+    same(whole, path)
+
+
+PEAK = """
+import re, sys
+from pathlib import Path
+import fedcsd, torch
+from conftest import blobs
+from fedcsd.methods.fedavg import FedAvg
+
+class Large(FedAvg):
+    def train(self, client, weights):
+        client.state["large"] = torch.full((1 << 20,), float(client.number))
+        return client.train(weights, self.loss)
+
+def peak():
+    # not getrusage, whose peak begins with that of the process that started this one
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", Path("/proc/self/status").read_text())[1]) / 1024
+
+settings = {"data": blobs(600), "clients": 60, "min_samples": 1, "beta": 100.0, "epochs": 1, "workers": 1}
+fedcsd.run(method=FedAvg(), rounds=1, **settings)
+before = peak()
+fedcsd.run(method=Large(), rounds=2, client_state=sys.argv[1], out=sys.argv[2], checkpoint_every=2, **settings)
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+def test_states_on_disk_are_not_in_memory(tmp_path: Path) -> None:
+    """60 clients keep 4 MiB each."""
+    grown = {}
+    for kind in ("memory", "disk"):
+        grown[kind] = float(in_process(PEAK, kind, tmp_path / kind).stdout)
+    assert grown["memory"] > 240
+    assert grown["disk"] < 80

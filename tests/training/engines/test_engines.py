@@ -1,0 +1,378 @@
+"""Clients stacked as one train as they do one by one, for every method and whatever their sizes."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import blobs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedcsd.data import Dataset
+from fedcsd.errors import UserError
+from fedcsd.experiments.experiment import prepare
+from fedcsd.federation.backends.device import DeviceBackend, agree
+from fedcsd.federation.rounds import Experiment, Federation
+from fedcsd.messages import Request
+from fedcsd.methods import Method, methods
+from fedcsd.methods.fedavg import FedAvg
+from fedcsd.models.network import Network
+from fedcsd.training import Client
+from fedcsd.training.engines.graphs import Steps
+from fedcsd.training.engines.stacked import Schedule, Stacked
+from fedcsd.training.optimizer import Sgd
+from fedcsd.training.task import Batch, Task, identity
+from fedcsd.training.workspace import Site
+
+
+def pictures(samples: int = 300, side: int = 16) -> Dataset:
+    random = np.random.default_rng(0)
+    patterns = random.integers(0, 120, (10, side, side))
+    y = random.integers(0, 10, samples + 60)
+    x = (patterns[y] + random.integers(0, 136, (len(y), side, side))).astype(np.uint8)
+    return Dataset.of_arrays(x[:samples], y[:samples], x[samples:], y[samples:], name="patterns")
+
+
+def experiment(method: Method, given: Dataset | None = None, **values: Any) -> Experiment:
+    chosen = {
+        "data": "given from Python",
+        "clients": 6,
+        "beta": 0.5,
+        "epochs": 2,
+        "batch_size": 16,
+        "participation": 0.7,
+        "min_samples": 1,
+        "model": "simple_cnn",
+        "lr": 0.05,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return prepare({**chosen, **values}, method=method, data=given or pictures())
+
+
+def trained(prepared: Experiment, engine: str, rounds: int = 3) -> Federation:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        federation = Federation(prepared, DeviceBackend(prepared.site(), engine))
+    for _ in range(rounds):
+        federation.step()
+    return federation
+
+
+def close(one: Federation, other: Federation, tolerance: float = 2e-5) -> None:
+    for name, value in one.server.values.items():
+        mine, yours = (getattr(v, "flat", v) for v in (value, other.server.values[name]))
+        if isinstance(mine, Tensor) and mine.is_floating_point():
+            torch.testing.assert_close(mine, yours, rtol=tolerance, atol=tolerance)
+    for name, value in one.record.items():
+        if isinstance(value, float) and not name.startswith("seconds"):
+            assert other.record[name] == pytest.approx(value, abs=1e-2 if "accuracy" in name else 1e-4), name
+
+
+@pytest.mark.parametrize("name", methods.names)
+def test_stacked_clients_train_as_they_do_one_by_one(name: str) -> None:
+    method = methods.load(name)()
+    close(trained(experiment(method), "eager"), trained(experiment(method), "stacked"))
+
+
+@pytest.mark.parametrize(
+    "name", ["fedavg", "scaffold", "label_smoothing", "fedcsd", "fedgkd", "feature_distillation"]
+)
+def test_augmented_images_are_the_same_ones(name: str) -> None:
+    method = methods.load(name)()
+    prepared = [experiment(method, augment="cifar") for _ in range(2)]
+    close(trained(prepared[0], "eager", 2), trained(prepared[1], "stacked", 2))
+
+
+@settings(max_examples=15, deadline=None)
+@given(
+    batch=st.integers(1, 40),
+    epochs=st.integers(1, 3),
+    clients=st.integers(1, 9),
+    momentum=st.sampled_from([0.0, 0.9]),
+    decay=st.sampled_from([0.0, 0.1]),
+)
+def test_any_sizes_of_clients_and_batches(
+    batch: int, epochs: int, clients: int, momentum: float, decay: float
+) -> None:
+    values = {
+        "batch_size": batch,
+        "epochs": epochs,
+        "clients": clients,
+        "momentum": momentum,
+        "weight_decay": decay,
+        "participation": 1.0,
+        "model": "mlp",
+        "lr": 0.001,  # at 0.05 some of these diverge
+    }
+    prepared = [experiment(FedAvg(), blobs(), **values) for _ in range(2)]
+    one, other = trained(prepared[0], "eager", 2), trained(prepared[1], "stacked", 2)
+    # Many small steps let the rounding of single numbers grow; a mistake would move them all.
+    way = (one.server.weights.flat - prepared[0].weights.flat).norm()
+    assert (one.server.weights.flat - other.server.weights.flat).norm() < 1e-3 * way
+
+
+def test_more_clients_than_are_stacked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fedcsd.federation.backends.streams.WIDEST", 2)
+    prepared = [experiment(FedAvg(), participation=1.0) for _ in range(2)]
+    close(trained(prepared[0], "eager", 2), trained(prepared[1], "stacked", 2))
+
+
+class Mixing(FedAvg):
+    """Its loss is one number a sample, but of the whole batch: what stacking cannot do."""
+
+    def loss(self, batch: Batch) -> Tensor:
+        return batch.cross_entropy + batch.logits.mean(0).square().sum()
+
+
+@pytest.mark.parametrize(
+    ("method", "same"), [(FedAvg(), True), (methods.load("fedcsd")(), True), (Mixing(), False)]
+)
+def test_a_short_trial_tells_whether_clients_can_be_stacked(method: Method, same: bool) -> None:
+    prepared = experiment(method, participation=1.0, batch_size=8)
+    values: dict[str, Any] = {"weights": prepared.weights}
+    if not isinstance(method, FedAvg):
+        values |= {"teacher": prepared.weights, "prototypes": torch.eye(10)}
+    assert agree(prepared.site(), Request(0, "train", values), range(6), lambda k: {}) is same
+
+
+def test_a_schedule_goes_through_every_sample_once_an_epoch() -> None:
+    prepared = experiment(FedAvg())
+    site = prepared.site()
+    tasks = []
+
+    class Catch:
+        def train(self, task):
+            tasks.append(task)
+            raise RuntimeError
+
+    for k in range(6):
+        client = Client(site, k, 0)
+        client.engine = Catch()
+        with pytest.raises(RuntimeError):
+            client.train(prepared.weights, FedAvg().loss)
+    tasks.sort(key=lambda task: -task.samples)
+    schedule = Schedule.of(tasks)
+    start = 0
+    for k, task in enumerate(tasks):
+        assert schedule.steps[k] == 2 * -(-task.samples // 16)
+        real = [
+            schedule.order[k, t, : schedule.counts[k, t]].tolist() for t in range(schedule.order.shape[1])
+        ]
+        assert [len(some) for some in real if some] == 2 * (
+            [16] * (task.samples // 16) + [task.samples % 16] * (task.samples % 16 > 0)
+        )
+        epoch = [place for some in real[: schedule.steps[k] // 2] for place in some]
+        assert sorted(epoch) == list(range(start, start + task.samples))
+        start += task.samples
+    program = Stacked(site, 6)._program(schedule.steps)
+    done = 0
+    for rows, times in program:
+        assert rows >= sum(steps > done for steps in schedule.steps)
+        done += times
+    assert done == schedule.steps[0]
+
+
+class Mean(FedAvg):
+    """Gives the mean of the loss, which cannot leave samples out."""
+
+    def loss(self, batch: Batch) -> Tensor:
+        return F.cross_entropy(batch.logits, batch.labels)
+
+
+class Enclosed(FedAvg):
+    """Its change of the gradient encloses a tensor."""
+
+    def train(self, client: Client, weights: Any) -> Any:
+        return client.train(weights, self.loss, gradient=lambda w, g: g.add_(w - weights.parameters))
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "why"),
+    [
+        (Mean(), {}, "one number a sample"),
+        (Enclosed(), {}, "another function for every client"),
+        (methods.load("moon")(), {"augment": "cifar"}, "must look at every batch"),
+    ],
+    ids=["mean", "closure", "augmented teachers of their own"],
+)
+def test_what_cannot_be_stacked_is_told_why(method: Method, values: dict[str, Any], why: str) -> None:
+    with pytest.raises(UserError, match=f"--engine stacked does not go here: .*{why}.*--engine graphs"):
+        trained(experiment(method, **values), "stacked", 2)
+
+
+class Wrong(FedAvg):
+    """Fails at one client."""
+
+    def train(self, client: Client, weights: Any) -> Any:
+        if client.number == 3:
+            raise KeyError("mine")
+        return super().train(client, weights)
+
+
+def test_a_mistake_of_a_stacked_client_is_told_with_its_place() -> None:
+    with pytest.raises(Exception, match="client 3 failed: KeyError"):
+        trained(experiment(Wrong(), participation=1.0), "stacked", 1)
+
+
+def test_a_stacked_client_that_diverges_does_not_harm_the_others() -> None:
+    data = pictures()
+    data.x_train[:20] = 255
+    prepared = experiment(FedAvg(), data, lr=1e30, on_divergence="skip")
+    replies = list(
+        DeviceBackend(prepared.site(), "stacked").ask(
+            Request(0, "train", {"weights": prepared.weights}), range(6), {}
+        )
+    )
+    assert all("no longer finite" in reply.problem for reply in replies)
+
+
+def test_when_two_functions_are_the_same() -> None:
+    method = FedAvg()
+    factor, tensor = 2.0, torch.ones(1)
+
+    def make(constant: float):
+        return lambda w, g: g.mul_(constant)
+
+    assert identity(method.loss, method) == identity(method.loss, method) is not None
+    assert identity(FedAvg().loss, method) is None
+    assert identity(make(2.0), method) == identity(make(2.0), method) is not None
+    assert identity(make(2.0), method) != identity(make(3.0), method)
+    assert identity(lambda w, g: g.mul_(factor), method) is not None
+    assert identity(lambda w, g: g.mul_(tensor), method) is None
+    assert identity(nn.Linear(1, 1), method) is None
+    assert identity(lambda w, g, by=tensor: g.mul_(by), method) is None
+
+
+def test_what_no_longer_stacks_goes_on_in_lanes() -> None:
+    """MOON has no teacher in its first round, and one for each client in the second."""
+
+    class Lanes:
+        grown = False
+
+        def __init__(self, site: Site):
+            self.site = site
+
+        def try_out(self, *_: object) -> None: ...
+
+        def grow(self) -> None:
+            self.grown = True
+
+        def run(self, request: Request, clients: Any, state: Any) -> Any:
+            return (self.site.answer(request, k, state(k)) for k in clients)
+
+    prepared = experiment(methods.load("moon")(), augment="cifar", participation=1.0)
+    backend = DeviceBackend(prepared.site(), "stacked")
+    backend.lanes = Lanes(backend.site)
+    backend.lanes.training = set()
+    federation = Federation(prepared, backend)
+    federation.step()
+    assert backend.chosen == "stacked"
+    federation.step()
+    assert backend.chosen == "graphs"
+    assert backend.lanes.grown
+    close(
+        federation,
+        trained(experiment(methods.load("moon")(), augment="cifar", participation=1.0), "eager", 2),
+    )
+
+
+class Assigning(nn.Module):
+    """Assigns new tensors to its buffers, of which one is not saved."""
+
+    def __init__(self, shape: Any, classes: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(256))
+        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
+        self.head = nn.Linear(256, classes)
+        self.read: list[tuple[int, int]] = []
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.flatten(1)
+        if self.training:
+            self.read.append((self.mean.data_ptr(), self.count.data_ptr()))
+            self.mean, self.count = 0.9 * self.mean + 0.1 * x.mean(0), self.count + 1
+        return self.head((x - self.mean) * (1 + 1 / (1 + self.count)))
+
+
+def assigning(**values: Any) -> Experiment:
+    chosen = {"data": "given from Python", "partition": "iid", "clients": 4, "epochs": 2, "batch_size": 16}
+    return prepare({**chosen, **values}, method=FedAvg(), data=pictures(), model=Assigning)
+
+
+def test_a_model_that_changes_its_buffers_is_not_stacked() -> None:
+    with pytest.raises(UserError, match="changes its buffers"):
+        trained(assigning(), "stacked")
+    prepared = experiment(FedAvg())
+    assert not Stacked(prepared.site(), 4).reason_against
+
+
+def test_a_recorded_step_finds_assigned_buffers_where_they_stay() -> None:
+    prepared = assigning()
+    site, tasks = prepared.site(), []
+
+    class Catch:
+        def train(self, task: Task) -> Any:
+            tasks.append(task)
+            raise InterruptedError
+
+    client = Client(site, 0, 0)
+    client.engine = Catch()
+    with pytest.raises(InterruptedError):
+        client.train(prepared.weights, site.method.loss)
+    steps = Steps(site, tasks[0])
+    steps.load(tasks[0], tasks[0].order().reshape(-1))
+    for _ in range(3):
+        steps.step(16)
+    module: Any = steps.network.module
+    assert set(module.read) == {(module.mean.data_ptr(), module.count.data_ptr())}
+    assert int(module.count) == 3
+
+
+def test_bfloat16_copies_follow_the_flat_vector_and_bring_gradients_back() -> None:
+    torch.manual_seed(0)
+    layers = [
+        nn.Conv2d(3, 16, 3),
+        nn.BatchNorm2d(16),
+        nn.Conv2d(16, 8, 3),
+        nn.Conv2d(8, 8, 1),
+        nn.Conv2d(8, 8, 3, groups=8),
+        nn.Flatten(),
+        nn.Linear(8 * 4, 5),
+    ]
+    half = Network(nn.Sequential(*layers), torch.randn(2, 3, 8, 8), bf16=True)
+    starts = np.cumsum([0, *(p.numel() for p in half.trained)])
+    half.flat.copy_(torch.randn(len(half.flat)))
+    half.refresh()
+    for p, start in zip(half.trained, starts, strict=False):
+        assert p.dtype == (torch.bfloat16 if p.dim() > 1 else torch.float32)
+        assert torch.equal(p, half.flat[start : start + p.numel()].view(p.shape).to(p.dtype))
+
+    places = torch.arange(len(half.gradient), dtype=torch.float32)
+    assert half.rounded is not None
+    for form in (torch.contiguous_format, torch.channels_last):
+        gradients = [
+            (places[start : start + p.numel()].view(p.shape) % 256).to(p.dtype)
+            for p, start in zip(half.trained, starts, strict=False)
+        ]
+        gradients = [g.contiguous(memory_format=form) if g.dim() == 4 else g for g in gradients]
+        half.gradient.fill_(-1)
+        half.rounded.gather([*gradients[:-1], None])
+        expected = places % 256
+        expected[starts[-2] :] = 0
+        assert torch.equal(half.gradient, expected)
+
+
+def test_the_fused_optimizer_takes_the_same_steps() -> None:
+    settings_ = experiment(FedAvg(), momentum=0.9, weight_decay=0.01).settings
+    start = torch.randn(1000)
+    one, other = (Sgd(start.clone(), torch.zeros(1000), settings_) for _ in range(2))
+    for each, step in ((one, lambda sgd: sgd.step(None, {})), (other, lambda sgd: sgd._fused())):
+        for number in range(4):
+            each.gradient.copy_(torch.sin(start + number))
+            step(each)
+    torch.testing.assert_close(one.parameters, other.parameters)
