@@ -22,29 +22,6 @@ class Request:
 Notes = dict[str, tuple[float, float]]
 """Measurements as (total, count) by name: over clients both add up, and their quotient is reported."""
 
-OF_THE_RUN = frozenset(
-    (
-        *("round", "test_accuracy", "test_loss", "domain_accuracy", "domain_mean"),
-        *("class_accuracies", "client_accuracies", "client_accuracies_personal"),
-        *(
-            f"client_accuracy{model}_{number}"
-            for model in ("", "_personal", "_local")
-            for number in ("mean", "worst_decile", "std")
-        ),
-        *("clients", "failed", "diverged", "bytes_down", "bytes_up", "seconds", "seconds_evaluating"),
-        *("train_loss", "held_accuracy_local", "logit_drift", "feature_drift"),
-        *("local_accuracy", "train_accuracy", "local_train_accuracy"),
-        *("refused", "late", "missing", "lost_states", "refusals", "seconds_outside"),
-    )
-)
-"""Names in a round's record that no method may measure under, whether this run records them or not."""
-
-
-def own_name(name: str) -> None:
-    """Refuse a method's measurement that would be mixed with one of the run's, or taken for it."""
-    if name in OF_THE_RUN:
-        raise ValueError(f"the method measures {name}, which is the run's own: give it another name")
-
 
 @dataclass(frozen=True)
 class Reply:

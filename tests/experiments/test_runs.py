@@ -231,7 +231,10 @@ def test_folders_that_only_look_like_runs_are_left_alone(tmp_path: Path) -> None
 def test_the_lock_is_free_after_an_interruption(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt) as kept:  # a notebook keeps the exception alive
         package.run(data=blobs(), rounds=3, out=tmp_path / "run", on_round=stop_after(1), **SMALL)
-    code = "import sys, pathlib; from fedcsd.experiments.run_folder import RunDirectory; RunDirectory.open(pathlib.Path(sys.argv[1])).lock()"
+    code = (
+        "import sys, pathlib; from fedcsd.experiments.run_folder import RunDirectory; "
+        "RunDirectory.open(pathlib.Path(sys.argv[1])).lock()"
+    )
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")]).returncode == 0
     assert kept.value is not None
 

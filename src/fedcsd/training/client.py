@@ -13,7 +13,8 @@ from torch import Tensor
 from fedcsd import seeds
 from fedcsd.config import native
 from fedcsd.errors import Diverged
-from fedcsd.messages import Notes, own_name
+from fedcsd.measurements import check_own_measurement
+from fedcsd.messages import Notes
 from fedcsd.models.network import Outputs, concatenated
 from fedcsd.objectives import kl_divergence
 from fedcsd.plugins import check_call
@@ -69,7 +70,7 @@ class Client:
     def note(self, name: str, values: Tensor | float, among: Tensor | None = None) -> None:
         """Measure something: one number a sample, averaged over all clients' samples, or over those
         that are true in `among`; or one number in all."""
-        own_name(name)
+        check_own_measurement(name)
         if isinstance(number := native(values), (int, float)):
             values = torch.tensor(float(number))
         if not isinstance(values, Tensor) or not isinstance(among, Tensor | None):
@@ -175,7 +176,7 @@ class Client:
             raise Diverged(f"client {self.number}: {trained.diverged}")
         for what, total in trained.sums.items():
             if name:
-                own_name(f"{name}_{what}")
+                check_own_measurement(f"{name}_{what}")
             self._add(f"{name}_{what}" if name else what, total, self.samples * self.settings.epochs)
         if not name:
             self._note_local_model(weights, trained.weights)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedcsd.kernels.vectors import cross_entropy
-from fedcsd.messages import own_name
+from fedcsd.measurements import check_own_measurement
 from fedcsd.models.network import Network, Outputs
 from fedcsd.training.optimizer import Gradient
 from fedcsd.weights import Weights
@@ -179,7 +179,7 @@ def checked(batch: Batch, result: Tensor | tuple[Tensor, Measured]) -> tuple[Ten
             f"the loss is of shape {list(value.shape)}: it must be one number a sample, here {list(batch.labels.shape)}, or their mean"
         )
     for name, values in measured.items():
-        own_name(name)
+        check_own_measurement(name)
         if values.shape != batch.labels.shape:
             raise ValueError(
                 f"the loss measures {name!r} as {list(values.shape)}: give one number a sample, here {list(batch.labels.shape)}"
