@@ -1,31 +1,24 @@
 """What many tests need: a small skewed federation, and the program as a user runs it."""
 
 import os
+import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from forked import Forks
 from hypothesis import HealthCheck, settings
 
-from fedcsd.data import Dataset
-from fedcsd.experiments.experiment import prepare
-from fedcsd.federation.backends.local import LocalBackend
-from fedcsd.federation.rounds import Experiment
-from fedcsd.messages import Request
+pytest.register_assert_rewrite("helpers")  # before anything of it is imported
+from helpers.program import Fedcsd, FedcsdRun, Forks  # noqa: E402
 
 settings.register_profile("fedcsd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fedcsd")
 torch.set_num_threads(1)
 
 NO_BROWSER = "no browser: the report's pages need chromium and chromium-driver (apt-get install chromium chromium-driver)"
-
-Fedcsd = Callable[..., "subprocess.CompletedProcess[str]"]
-FedcsdRun = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
@@ -61,30 +54,19 @@ def fedcsd_run(fedcsd: Fedcsd, tmp_path: Path) -> FedcsdRun:
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An undisturbed run of a method that keeps states, in memory."""
-    from test_states import run
+    from helpers.states import run
 
     path = tmp_path_factory.mktemp("states") / "whole"
     run(path)
     return path
 
 
-def blobs(samples: int = 120, classes: int = 3, seed: int = 0) -> Dataset:
-    """Points around one centre a class: learned in a moment, and skewed as one likes."""
-    random = np.random.default_rng(seed)
-    centres = random.normal(size=(classes, 6)) * 2
-    labels = random.integers(0, classes, 2 * samples)
-    points = (centres[labels] + random.normal(size=(2 * samples, 6))).astype(np.float32)
-    return Dataset.of_arrays(
-        points[:samples], labels[:samples], points[samples:], labels[samples:], name="blobs", classes=classes
-    )
-
-
-def small(method: Any = None, **values: Any) -> Experiment:
-    """A checked experiment on blobs."""
-    defaults = {"clients": 4, "min_samples": 2, "rounds": 2, "epochs": 2, "batch_size": 16, "beta": 0.5}
-    values = {**defaults, "data": "given from Python", **values}
-    given = {"data": values.pop("dataset", None) or blobs(), "model": values.pop("factory", None)}
-    return prepare(values, method=method, **given)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Leave out what this machine cannot run; in CI a missing browser is an error."""
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    if item.get_closest_marker("browser") and not (shutil.which("chromium") and shutil.which("chromedriver")):
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(NO_BROWSER)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
@@ -92,16 +74,3 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     skipped = [r for r in terminalreporter.stats.get("skipped", []) if NO_BROWSER in str(r.longrepr)]
     if skipped:
         terminalreporter.write_line(f"{len(skipped)} tests were left out for want of a browser: {NO_BROWSER}")
-
-
-def assert_found_by_workers(experiment: Experiment) -> None:
-    """Forked workers and those that share nothing with us train the same."""
-    request = Request(0, "train", {"weights": experiment.weights})
-    results = []
-    for start in ("fork", "spawn"):
-        backend = LocalBackend(experiment.site(), experiment.network.layout, 1, start)
-        try:
-            results.append([reply.weights.flat for reply in backend.ask(request, range(2), {})])
-        finally:
-            backend.close()
-    assert all(map(torch.equal, *results))

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Fedcsd, FedcsdRun
 
 from fedcsd.cli.options import parse_seeds
 from fedcsd.errors import UserError
+from helpers.program import Fedcsd, FedcsdRun
 
 QUICK = ("--rounds", "2", "--epochs", "1")
 

@@ -7,13 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Fedcsd, blobs
 
 import fedcsd as package
 from fedcsd.cli.new import class_name, method_text
 from fedcsd.errors import UserError
+from helpers.federations import blobs
+from helpers.program import Fedcsd
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 SETTINGS: dict[str, Any] = {
     "data": blobs(),
     "clients": 4,

@@ -266,7 +266,7 @@ def test_values_without_a_meaning(values: dict[str, float]) -> None:
         Augmentation(**values)  # type: ignore[arg-type]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.gpu
 @pytest.mark.parametrize("name", ["cifar", "office"])
 def test_a_gpu_chooses_the_same_pixels_also_in_a_graph(name: str) -> None:
     augmentation, images = AUGMENTATIONS[name], random_images(512, 3, 32, 32)

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 import torch
-from conftest import Fedcsd
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch.utils.data import TensorDataset
@@ -11,6 +10,7 @@ from fedcsd.data import Dataset, load
 from fedcsd.data import split as split_by
 from fedcsd.errors import Note, UserError
 from fedcsd.seeds import rng
+from helpers.program import Fedcsd
 
 
 def split(labels, settings, name="dirichlet", groups=None, **options):

@@ -4,15 +4,14 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from conftest import blobs, small
 from hypothesis import given
 from hypothesis import strategies as st
-from test_training import Here
 
 from fedcsd.data.dataset import Dataset, Groups
 from fedcsd.data.matching import FEWEST, Alike
 from fedcsd.federation.rounds import Experiment, Federation
 from fedcsd.methods.fedavg import FedAvg
+from helpers.federations import Here, blobs, small
 
 
 def data(train: list[int], test: list[int], classes: int = 3) -> Dataset:

@@ -5,10 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import Fedcsd, FedcsdRun, blobs, small
 from hypothesis import given
 from hypothesis import strategies as st
-from test_training import Here
 
 import fedcsd as package
 from fedcsd.config import Settings
@@ -20,6 +18,8 @@ from fedcsd.federation.rounds import Federation, cohort, failing
 from fedcsd.messages import Request
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.methods.fedcsd import FedCSD
+from helpers.federations import Here, blobs, small
+from helpers.program import Fedcsd, FedcsdRun
 
 LABELS = np.random.default_rng(0).integers(0, 10, 4000)
 

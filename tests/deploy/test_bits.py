@@ -5,12 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from federations import same_bits, settings, simulated
 
 from fedcsd.deploy.local import Federation
 from fedcsd.deploy.processes import MARK, marked
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.federation.rounds import Watch
+from helpers.deployments import same_bits, settings, simulated
 
 METHODS = ("fedavg", "fedcsd", "moon", "scaffold")
 NODES = 2

@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from federations import same_bits, simulated
-from loop import LoopGrid, deployed
 
 from fedcsd.deploy.wire import Parcel
 from fedcsd.errors import RunStopped, UserError
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import take_up
 from fedcsd.methods import methods
+from helpers.deployments import same_bits, simulated
+from helpers.loop import LoopGrid, deployed
 
 
 @pytest.mark.parametrize("method", methods.names)

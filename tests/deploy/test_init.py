@@ -5,10 +5,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from conftest import Fedcsd
 
 from fedcsd.cli.new import method_text
 from fedcsd.deploy.server.serve import settings_of
+from helpers.program import Fedcsd
 
 
 def test_init_writes_an_app_with_instructions(fedcsd: Fedcsd, tmp_path: Path) -> None:

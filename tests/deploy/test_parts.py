@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import Fedcsd
 from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
@@ -34,6 +33,7 @@ from fedcsd.errors import UserError
 from fedcsd.experiments.experiment import prepare
 from fedcsd.messages import Request
 from fedcsd.weights import Weights
+from helpers.program import Fedcsd
 
 ARRAYS = st.dictionaries(
     st.sampled_from([MAIN, "v.teacher", "v.held", "v.x"]),

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from flwr.app import Context, Message
 from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
-from loop import LoopGrid, deployed
 
 from fedcsd.deploy.node import client
 from fedcsd.deploy.node.client import make_app
 from fedcsd.deploy.wire import MAIN, parcel_of
 from fedcsd.experiments.run_folder import RunDirectory
+from helpers.loop import LoopGrid, deployed
 
 
 class Witness:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from deploy_simulation import simulate
-from federations import same_bits, simulated
 
 from fedcsd.deploy.processes import marked
+from helpers.deployments import same_bits, simulated
 
 
 @pytest.mark.flower

@@ -9,8 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from conftest import Fedcsd
-from loop import LoopGrid, deployed, of_sites
 from PIL import Image
 from pyarrow import parquet as pq
 
@@ -20,6 +18,8 @@ from fedcsd.errors import RunStopped, UserError
 from fedcsd.experiments import running as jobs
 from fedcsd.experiments.experiment import prepare
 from fedcsd.experiments.run_folder import RunDirectory
+from helpers.loop import LoopGrid, deployed, of_sites
+from helpers.program import Fedcsd
 
 SIZES = {"berlin": 40, "aachen": 25, "celle": 60}
 

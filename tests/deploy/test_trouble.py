@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
-from federations import same_bits, settings, simulated
 
 from fedcsd.deploy.keys import make_node_key
 from fedcsd.deploy.local import Federation, read_status
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.federation.rounds import Watch
+from helpers.deployments import same_bits, settings, simulated
 
 EVIL = '''
 """Node 2 answers with rubbish, of another kind in each round."""

@@ -4,11 +4,11 @@ import shlex
 from pathlib import Path
 
 import pytest
-from docs_pages import ROOT, blocks, carry_out, follow, inline
-from docs_rules import RULES, ruled
 
 from fedcsd.cli.new import method_text
 from fedcsd.errors import UserError
+from helpers.docs_pages import ROOT, blocks, carry_out, follow, inline
+from helpers.docs_rules import RULES, ruled
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 TYPED = [page for page in PAGES if list(blocks(page.read_text(encoding="utf-8")))]

@@ -4,11 +4,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import blobs
-from test_runs import SMALL, same, stop_after
 
 import fedcsd as package
 from fedcsd.experiments.run_folder import RunDirectory
+from helpers.federations import blobs
+from helpers.runs import SMALL, same, stop_after
 
 
 def test_slow_checkpoints_are_made_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

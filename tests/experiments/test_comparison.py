@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Fedcsd, blobs
 from matplotlib.figure import Figure
 from rich.console import Console
 
@@ -22,7 +21,6 @@ import fedcsd as package
 from fedcsd.errors import Diverged, Divergence, Note, UserError
 from fedcsd.experiments.comparison import rows
 from fedcsd.experiments.run_folder import RunDirectory
-from fedcsd.experiments.running import Run
 from fedcsd.experiments.summary import summarise
 from fedcsd.federation.rounds import Watch
 from fedcsd.results import curves, tables
@@ -30,10 +28,9 @@ from fedcsd.results import terminal as console
 from fedcsd.results.tables import Row
 from fedcsd.training import Client
 from fedcsd.weights import Values, Weights
-
-NAN = math.nan
-END = Divergence(7, "client 3: the loss is no longer finite in local epoch 1")
-SMALL: dict[str, Any] = {"clients": 4, "min_samples": 2, "epochs": 1, "workers": 2, "rounds": 3}
+from helpers.comparisons import END, FIRST, NAN, ROWS, SMALL, a_row, a_run
+from helpers.federations import blobs
+from helpers.program import Fedcsd
 
 
 @dataclass(frozen=True)
@@ -48,21 +45,6 @@ class Fragile(package.FedAvg):
         bad = client.round + 1 >= self.when and settings.seed == self.seed and client.number == 0
         factor = math.inf if bad and settings.lr > 0.005 else 1.0
         return client.train(weights, lambda batch: factor * self.loss(batch))
-
-
-def a_row(label: str, accuracies: list[float], first: list[float] | None = None, **more: Any) -> Row:
-    differences = [a - b for a, b in zip(accuracies, first or accuracies, strict=True)]
-    ends = [END if math.isnan(a) else None for a in accuracies]
-    return Row(label, accuracies, differences, None, 1.5, 97.0, 2.0, **{"diverged": ends, **more})
-
-
-FIRST = [90.0, 92.0, 94.0]
-ROWS = [
-    a_row("fedavg", FIRST),
-    a_row("a_b:c=5%", [93.0, 95.0, 94.6], FIRST),
-    a_row("shaky", [99.0, NAN, 98.0], FIRST, notes=[f"seed 1: {END}"]),
-    Row("gone", [NAN] * 3, [NAN] * 3, None, None, None, diverged=[END, Divergence(3, "x"), END]),
-]
 
 
 def test_divergence_is_told_in_the_cells() -> None:
@@ -136,13 +118,6 @@ def test_rows_survive_json() -> None:
     text = json.dumps([row.to_json() for row in ROWS], allow_nan=False)
     again = [Row.from_json(row) for row in json.loads(text)]
     assert str(again) == str(ROWS)  # NaN is not equal to itself
-
-
-def a_run(label: str, accuracy: float, holdout: float = 0.0, seed: int = 0, **measured: float) -> Run:
-    record = {"round": 1, "test_accuracy": accuracy, "test_loss": 1.0, "bytes_up": 1, "bytes_down": 2}
-    history = [{**record, "seconds": 1.0, "diverged": 0, **measured}]
-    settings = {"method": {"name": label}, "holdout": holdout, "seed": seed, "rounds": 1}
-    return Run(settings, history, summarise(history), {}, None)
 
 
 def test_summaries_have_the_final_round_s_results_per_client() -> None:

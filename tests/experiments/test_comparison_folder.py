@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Fedcsd, blobs
 
 import fedcsd as package
 from fedcsd.errors import UserError
 from fedcsd.experiments.comparison_folder import FILES, Unfinished
 from fedcsd.federation.rounds import Watch
+from helpers.federations import blobs
+from helpers.program import Fedcsd
 
 SMALL: dict[str, Any] = {"clients": 4, "min_samples": 2, "epochs": 1, "workers": 1, "rounds": 1}
 COMPARE = ("compare", "--methods", "fedavg", "--rounds", "1", "--epochs", "1", "--workers", "1")

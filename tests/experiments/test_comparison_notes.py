@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Fedcsd, blobs
 from matplotlib.figure import Figure
-from test_comparison import FIRST, ROWS, SMALL, a_row, a_run
 
 import fedcsd as package
 from fedcsd.cli.main import guarded
@@ -23,6 +21,9 @@ from fedcsd.experiments.running import Run
 from fedcsd.results import curves, tables
 from fedcsd.results import terminal as console
 from fedcsd.results.rows import About, rows, told
+from helpers.comparisons import FIRST, ROWS, SMALL, a_row, a_run
+from helpers.federations import blobs
+from helpers.program import Fedcsd
 
 TEXTS = FILES[:4]
 CODE = "import fedcsd\nclass Mine(fedcsd.FedAvg):\n def loss(self, batch): return super().loss(batch) * "

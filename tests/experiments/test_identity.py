@@ -6,13 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import Fedcsd, blobs
-from test_runs import SMALL, same, stop_after
 
 import fedcsd as package
 from fedcsd.errors import Note, UserError
 from fedcsd.experiments import provenance
 from fedcsd.experiments.run_folder import RunDirectory
+from helpers.federations import blobs
+from helpers.program import Fedcsd
+from helpers.runs import SMALL, same, stop_after
 
 OWN = """from fedcsd import FedAvg
 

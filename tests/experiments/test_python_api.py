@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import blobs
 from torch import nn
 
 import fedcsd
+from helpers.federations import blobs
 
 
 def test_the_call_from_the_readme() -> None:

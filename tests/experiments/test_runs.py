@@ -15,15 +15,14 @@ import kill_and_resume
 import numpy as np
 import pytest
 import torch
-from conftest import blobs
 from safetensors.torch import load_file
 
 import fedcsd as package
 from fedcsd.errors import Note, UserError
 from fedcsd.experiments.run_folder import RunDirectory, write_whole
 from fedcsd.experiments.summary import summarise
-
-SMALL: dict[str, Any] = {"clients": 4, "min_samples": 2, "epochs": 1, "workers": 2, "checkpoint_every": 1}
+from helpers.federations import blobs
+from helpers.runs import SMALL, same, stop_after
 
 
 def test_a_run_directory_is_complete(tmp_path: Path) -> None:
@@ -86,7 +85,7 @@ def test_the_final_round_is_the_result_and_the_best_is_named_as_such() -> None:
 
 
 def test_the_model_loads_into_the_network_strictly(tmp_path: Path) -> None:
-    from test_training import one_class_net
+    from helpers.federations import one_class_net
 
     run = package.run(
         method="fedavg", data=blobs(), model=one_class_net, rounds=1, out=tmp_path / "run", **SMALL
@@ -113,14 +112,6 @@ def test_other_people_s_files_are_never_removed(tmp_path: Path) -> None:
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
-def stop_after(rounds: int) -> Any:
-    def on_round(record: dict[str, Any], _: int) -> None:
-        if record["round"] == rounds:
-            raise KeyboardInterrupt
-
-    return on_round
-
-
 @pytest.mark.parametrize("every", [1, 3])
 def test_interrupted_and_resumed_is_the_same_run(tmp_path: Path, every: int) -> None:
     settings: dict[str, Any] = {
@@ -135,16 +126,6 @@ def test_interrupted_and_resumed_is_the_same_run(tmp_path: Path, every: int) -> 
         package.run(data=blobs(), out=tmp_path / "cut", on_round=stop_after(4), **settings)
     package.resume(tmp_path / "cut", data=blobs())
     same(tmp_path / "whole", tmp_path / "cut")
-
-
-def same(a: Path, b: Path) -> None:
-    """Two runs have the same model byte for byte, and the same measurements but for the time."""
-    assert (a / "model.safetensors").read_bytes() == (b / "model.safetensors").read_bytes()
-    histories = [
-        [{k: v for k, v in r.items() if "seconds" not in k} for r in RunDirectory.open(p).history()]
-        for p in (a, b)
-    ]
-    assert histories[0] == histories[1]
 
 
 def test_a_torn_checkpoint_is_passed_over(tmp_path: Path) -> None:
@@ -231,10 +212,8 @@ def test_folders_that_only_look_like_runs_are_left_alone(tmp_path: Path) -> None
 def test_the_lock_is_free_after_an_interruption(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt) as kept:  # a notebook keeps the exception alive
         package.run(data=blobs(), rounds=3, out=tmp_path / "run", on_round=stop_after(1), **SMALL)
-    code = (
-        "import sys, pathlib; from fedcsd.experiments.run_folder import RunDirectory; "
-        "RunDirectory.open(pathlib.Path(sys.argv[1])).lock()"
-    )
+    code = "import pathlib, sys; from fedcsd.experiments.run_folder import RunDirectory\n"
+    code += "RunDirectory.open(pathlib.Path(sys.argv[1])).lock()"
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")]).returncode == 0
     assert kept.value is not None
 

@@ -5,14 +5,15 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import Fedcsd, blobs
-from test_report import made
-from test_runs import SMALL
 
 import fedcsd as package
 from fedcsd.cli import main as cli
 from fedcsd.errors import Note, UserError
 from fedcsd.experiments import run_folder as runs
+from helpers.federations import blobs
+from helpers.program import Fedcsd
+from helpers.reports import made
+from helpers.runs import SMALL
 
 NAN = float("nan")
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Fedcsd, blobs
 
 import fedcsd as package
 from fedcsd.errors import Note, UserError
@@ -15,6 +14,8 @@ from fedcsd.experiments import tracking
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import begin, take_up, train
 from fedcsd.experiments.tracking import EachRound, scalars
+from helpers.federations import blobs
+from helpers.program import Fedcsd
 
 SMALL: dict[str, Any] = {
     "clients": 4,

@@ -1,23 +1,14 @@
 """What methods keep of each client, in memory or on disk: the same results, less memory, nothing lost."""
 
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from conftest import blobs, small
-from test_runs import same, stop_after
-from test_training import Here
 
 import fedcsd
-from fedcsd.config import option
 from fedcsd.experiments import run_folder as runs
 from fedcsd.federation import states
 from fedcsd.federation.rounds import Federation, cohort
@@ -27,78 +18,10 @@ from fedcsd.methods.fedavg import FedAvg
 from fedcsd.packing import header_of
 from fedcsd.training import Client
 from fedcsd.weights import Values, Weights, weighted_mean
-
-SETTINGS: dict[str, Any] = {
-    "clients": 8,
-    "min_samples": 2,
-    "participation": 0.5,
-    "epochs": 1,
-    "rounds": 6,
-    "workers": 2,
-}
-
-
-@dataclass(frozen=True)
-class Keeping(FedAvg):
-    """A client is pulled to its last weights and kept apart from its last model, as in MOON."""
-
-    fail_in: int = option(0, "the round in which the third client that is asked fails")
-
-    def train(self, client: Client, weights: Weights) -> Values:
-        previous = client.state.get("previous", weights)
-        client.note("times", torch.tensor([float(client.state.get("times", 0))]))
-        result = client.train(
-            weights,
-            self.loss,
-            frozen={"previous": previous},
-            gradient=lambda w, g: g.add_(w - previous.parameters, alpha=0.5),
-        )
-        client.state["previous"] = result["weights"]
-        client.state["times"] = client.state.get("times", 0) + 1
-        return result
-
-    def round(self, server: Server, ask: Ask) -> None:
-        def some() -> Any:
-            for number, reply in enumerate(ask(self.train, weights=server.weights)):
-                if self.fail_in == server.count and number == 2:
-                    raise fedcsd.RunStopped("something went wrong")
-                yield reply
-
-        server.count = server.count + 1
-        server.weights = weighted_mean(some())
-
-    def start(self, server: Server) -> None:
-        server.count = 0
-
-    def loss(self, batch):
-        apart = batch.features - batch.frozen["previous"].features
-        return super().loss(batch) + 0.1 * apart.pow(2).mean()
-
-
-def run(out: Path | None = None, *, method: Any = None, **settings: Any) -> fedcsd.Run:
-    return fedcsd.run(method=method or Keeping(), data=blobs(), out=out, **{**SETTINGS, **settings})
-
-
-def files(path: Path) -> set[str]:
-    return {p.name for p in (path / "clients").iterdir()}
-
-
-def named(path: Path) -> list[set[str]]:
-    """The files that each checkpoint names, newest first."""
-    checkpoints = sorted((path / "checkpoints").iterdir(), reverse=True)
-    return [{file_name(*v) for v in states.versions(header_of(c)).items()} for c in checkpoints]
-
-
-def in_process(script: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
-    """Runs a script that sees the tests and the same package as they do."""
-    paths = [str(Path(__file__).parent), str(Path(fedcsd.__file__).parent.parent), *filter(None, sys.path)]
-    return subprocess.run(
-        [sys.executable, "-c", script, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        timeout=150,
-        capture_output=True,
-        text=True,
-    )
+from helpers.federations import Here, blobs, small
+from helpers.program import in_process
+from helpers.runs import same, stop_after
+from helpers.states import SETTINGS, Keeping, files, named, run
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -324,7 +247,7 @@ PEAK = """
 import re, sys
 from pathlib import Path
 import fedcsd, torch
-from conftest import blobs
+from helpers.federations import blobs
 from fedcsd.methods.fedavg import FedAvg
 
 class Large(FedAvg):

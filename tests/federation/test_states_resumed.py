@@ -5,15 +5,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import blobs
-from test_runs import same, stop_after
-from test_states import Keeping, files, in_process, named, run
 
 import fedcsd
 from fedcsd.errors import UserError
 from fedcsd.experiments import run_folder as runs
 from fedcsd.experiments.running import take_up, train
 from fedcsd.federation.states import DiskStates
+from helpers.federations import blobs
+from helpers.program import in_process
+from helpers.runs import same, stop_after
+from helpers.states import Keeping, files, named, run
 
 
 @pytest.mark.parametrize("every", [1, 4])
@@ -72,9 +73,10 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import fedcsd
-from conftest import blobs
-from fedcsd import runs, states
-from test_states import SETTINGS, Keeping
+from fedcsd.experiments import run_folder as runs
+from fedcsd.federation import states
+from helpers.federations import blobs
+from helpers.states import SETTINGS, Keeping
 
 place, at, out = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])
 calls = 0

@@ -3,9 +3,11 @@
 from typing import Any
 
 import pytest
-import test_kernels_csd
 import torch
-from test_kernels_csd import (
+from torch.nn import functional as F
+
+from fedcsd.kernels import csd
+from helpers.csd import (
     VARIANTS,
     close,
     decided,
@@ -15,15 +17,9 @@ from test_kernels_csd import (
     result,
     stacked_is_a_loop,
 )
-from torch.nn import functional as F
-
-from fedcsd.kernels import csd
-
-calls = test_kernels_csd.calls  # a fixture
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 class TestOnAGpu:
     @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: "-".join(map(str, v.values())))
     @pytest.mark.parametrize(

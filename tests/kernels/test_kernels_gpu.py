@@ -8,10 +8,7 @@ from torch import Tensor
 
 from fedcsd.kernels import convolution
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize(

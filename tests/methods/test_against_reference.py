@@ -9,43 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference
 import torch
-from conftest import blobs, small
-from plain import Result, State, World
-from test_training import Here
 from torch import Tensor, nn
 
 from fedcsd.federation.rounds import Experiment, Federation, cohort
 from fedcsd.methods import methods
 from fedcsd.training import Client
 from fedcsd.weights import Weights
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "confidence_penalty": {"mu": 0.3},
-    "ditto": {"mu": 0.5},
-    "fedadagrad": {"server_lr": 0.1, "beta1": 0.3, "adaptivity": 0.05},
-    "fedadam": {"server_lr": 0.05, "beta1": 0.8, "beta2": 0.9, "adaptivity": 0.05},
-    "fedavg": {},
-    "fedavgm": {"server_momentum": 0.7},
-    "fedbn": {},
-    "fedcsd": {"mu": 0.1, "tau": 4.0, "alpha": 0.6},
-    "feddc": {"alpha": 0.2},
-    "feddyn": {"alpha": 0.2},
-    "fedgkd": {"mu": 0.5, "tau": 2.0, "window": 3},
-    "fednova": {},
-    "fedntd": {"mu": 0.5, "tau": 2.0},
-    "fedper": {},
-    "fedproto": {"mu": 1.0},
-    "fedprox": {"mu": 0.5},
-    "fedyogi": {"server_lr": 0.05, "beta1": 0.8, "beta2": 0.9, "adaptivity": 0.05},
-    "feature_distillation": {"mu": 1.0},
-    "label_smoothing": {"epsilon": 0.2},
-    "logit_distillation": {"mu": 0.1, "tau": 3.0},
-    "moon": {"mu": 1.0, "tau": 0.5},
-    "scaffold": {},
-}
-"""Strong enough that a method's term matters."""
+from helpers import reference
+from helpers.federations import Here, blobs, small
+from helpers.plain import Result, State, World
+from helpers.reference import OPTIONS, Cast
 
 ROUNDS, SEED, CLASSES = 5, 1, 5
 SIZES = [12, 30, 22, 6, 20, 15]  # in batches of 12, none leaves one over: BatchNorm needs two
@@ -69,15 +43,6 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.body(x))
-
-
-class Cast(nn.Module):
-    def __init__(self, dtype: torch.dtype):
-        super().__init__()
-        self.dtype = dtype
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x.to(self.dtype)
 
 
 def parts(labels: np.ndarray) -> list[np.ndarray]:

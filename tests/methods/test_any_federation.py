@@ -7,14 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import reference
 import torch
-from conftest import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain import Result, State, World
-from test_against_reference import OPTIONS, Cast
-from test_training import Here
 from torch import Tensor, nn
 
 from fedcsd.data import Dataset
@@ -23,6 +18,10 @@ from fedcsd.federation.rounds import Experiment, Federation
 from fedcsd.methods import methods
 from fedcsd.training import Client
 from fedcsd.weights import Weights
+from helpers import reference
+from helpers.federations import Here, small
+from helpers.plain import Result, State, World
+from helpers.reference import OPTIONS, Cast
 
 PARTS: dict[str, dict[str, Any]] = {
     "base": {"similarity": False, "mask": "none", "teacher": "global"},

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import blobs, small
-from test_training import Here, one_class_net
 
 import fedcsd
 from fedcsd.config import describe
@@ -16,6 +14,7 @@ from fedcsd.federation.rounds import Experiment, Federation, cohort
 from fedcsd.federation.states import DiskStates
 from fedcsd.methods import Method, methods
 from fedcsd.packing import pack, unpack
+from helpers.federations import Here, blobs, one_class_net, small
 
 STRONG: dict[str, dict[str, Any]] = {
     "feature_distillation": {"mu": 0.1},

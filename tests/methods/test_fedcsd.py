@@ -5,10 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import blobs, small
 from hypothesis import given
 from hypothesis import strategies as st
-from test_training import Here, one_class_net
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -20,6 +18,7 @@ from fedcsd.methods.fedcsd import FedCSD
 from fedcsd.objectives import csd_loss
 from fedcsd.training import Batch, Client
 from fedcsd.weights import Values, Weights, lerp
+from helpers.federations import Here, blobs, one_class_net, small
 
 
 def trained(method: Any, rounds: int = 3, **values: Any) -> Federation:

@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import blobs, small
-from test_training import Here
 
 import fedcsd
 from fedcsd.config import option
@@ -21,6 +19,7 @@ from fedcsd.methods.fedavg import FedAvg
 from fedcsd.training import Client
 from fedcsd.training.task import Batch, tally
 from fedcsd.weights import Values, Weights
+from helpers.federations import Here, blobs, small
 
 
 @dataclass(frozen=True)

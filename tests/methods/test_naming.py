@@ -4,7 +4,6 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from conftest import blobs
 
 import fedcsd
 from fedcsd.config import layered
@@ -13,6 +12,7 @@ from fedcsd.experiments.comparison import choices_of, parse_methods, run_name
 from fedcsd.experiments.experiment import make_method
 from fedcsd.methods import methods
 from fedcsd.naming import Spec, labelled, method_table, parse, short
+from helpers.federations import blobs
 
 OWN = """
 from dataclasses import dataclass

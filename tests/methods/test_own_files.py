@@ -8,7 +8,6 @@ import warnings
 from pathlib import Path
 
 import pytest
-from conftest import Fedcsd, assert_found_by_workers, small
 
 import fedcsd
 from fedcsd.errors import Note, RunStopped, UserError
@@ -16,6 +15,8 @@ from fedcsd.experiments.experiment import make_method
 from fedcsd.federation.backends.local import LocalBackend
 from fedcsd.methods import methods
 from fedcsd.naming import method_table
+from helpers.federations import assert_found_by_workers, small
+from helpers.program import Fedcsd
 
 HEAD = """from __future__ import annotations
 from dataclasses import dataclass

@@ -7,8 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import blobs, small
-from test_training import Here
 
 import fedcsd
 from fedcsd.config import option
@@ -18,6 +16,8 @@ from fedcsd.methods import Ask, Server
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.training import Client
 from fedcsd.weights import Values, Weights, weighted_mean
+from helpers.federations import Here, blobs, small
+from helpers.runs import run_once
 
 
 @dataclass(frozen=True)
@@ -119,20 +119,6 @@ def test_weights_made_at_clients_are_told_apart_on_any_number_of_workers(tmp_pat
     fedcsd.run(rounds=2, workers=2, out=tmp_path / "half", **settings)
     resumed = fedcsd.resume(tmp_path / "half", method=Contrast(), data=blobs(), rounds=4)
     assert all(torch.equal(runs[0].weights[n], resumed.weights[n]) for n in resumed.weights)
-
-
-def run_once(method: fedcsd.Method, **settings: object) -> fedcsd.Run:
-    return fedcsd.run(
-        **{
-            "method": method,
-            "data": blobs(),
-            "clients": 4,
-            "min_samples": 2,
-            "rounds": 2,
-            "epochs": 1,
-            **settings,
-        }
-    )
 
 
 def test_a_client_can_forget() -> None:

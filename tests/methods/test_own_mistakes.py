@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import small
-from test_own_method import run_once
 
 import fedcsd
 from fedcsd.errors import Diverged, MethodFailed, Note
@@ -21,6 +19,8 @@ from fedcsd.methods import Ask, Server
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.training import Batch, Client
 from fedcsd.weights import Values, Weights, weighted_mean
+from helpers.federations import small
+from helpers.runs import run_once
 
 
 class Bad(FedAvg):

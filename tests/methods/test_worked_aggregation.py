@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from worked import doubled, flats, heads, quadratic, toy
 
 from fedcsd.methods.fedadagrad import FedAdagrad
 from fedcsd.methods.fedadam import FedAdam
@@ -14,6 +13,7 @@ from fedcsd.methods.fedavgm import FedAvgM
 from fedcsd.methods.fednova import FedNova
 from fedcsd.methods.fedprox import FedProx
 from fedcsd.methods.fedyogi import FedYogi
+from helpers.worked import doubled, flats, heads, quadratic, toy
 
 TWO_STEPS = {"epochs": 2}  # one batch an epoch: two steps for either client
 ONE_AND_TWO = {"batch_size": 2}  # client 1's three samples make two batches, client 0's one makes one

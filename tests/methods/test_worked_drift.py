@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
-from worked import doubled, flats, heads, quadratic, toy
 
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.methods.feddc import FedDC
 from fedcsd.methods.feddyn import FedDyn
 from fedcsd.methods.scaffold import Scaffold
+from helpers.worked import doubled, flats, heads, quadratic, toy
 
 TWO_STEPS = {"epochs": 2}  # one batch an epoch: two steps for either client
 ONE_AND_TWO = {"batch_size": 2}  # client 1's three samples make two batches, client 0's one makes one

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from worked import Toy, doubled, federate, flats, heads, quadratic, towards, toy
 
 from fedcsd.data import Dataset
 from fedcsd.methods.feature_distillation import FeatureDistillation
@@ -18,6 +17,7 @@ from fedcsd.methods.fedproto import FedProto
 from fedcsd.methods.logit_distillation import LogitDistillation
 from fedcsd.methods.moon import Moon
 from fedcsd.training import Batch
+from helpers.worked import Toy, doubled, federate, flats, heads, quadratic, towards, toy
 
 TWO_STEPS = {"epochs": 2}
 

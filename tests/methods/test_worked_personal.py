@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from worked import doubled, federate, flats, heads, personal, quadratic, toy, trainings
 
 from fedcsd.data import Dataset
 from fedcsd.federation.rounds import Federation
@@ -16,6 +15,7 @@ from fedcsd.methods.fedbn import FedBN
 from fedcsd.methods.fedper import FedPer
 from fedcsd.training import Batch
 from fedcsd.weights import Weights
+from helpers.worked import doubled, federate, flats, heads, personal, quadratic, toy, trainings
 
 TARGETS = torch.tensor([3.0, -1.0])
 
@@ -223,8 +223,7 @@ def test_ditto_of_a_latecomer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("mu", [0.0, 0.1, 3.0])
 def test_ditto_s_global_model_is_fedavg_s(mu: float) -> None:
-    from conftest import small
-    from test_training import Here, one_class_net
+    from helpers.federations import Here, one_class_net, small
 
     found = []
     for method in (FedAvg(), Ditto(mu=mu)):

@@ -7,8 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import Fedcsd, assert_found_by_workers, blobs
-from test_runs import SMALL, same, stop_after
 
 import fedcsd as package
 from fedcsd.errors import Note, RunStopped, UserError
@@ -19,6 +17,9 @@ from fedcsd.federation.rounds import Experiment
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.methods.fedprox import FedProx
 from fedcsd.models import find
+from helpers.federations import assert_found_by_workers, blobs
+from helpers.program import Fedcsd
+from helpers.runs import SMALL, same, stop_after
 
 NETS = """from math import prod
 

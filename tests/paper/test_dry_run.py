@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import Fedcsd
 
 from fedcsd.paper.exhibits import BETA_OPEN, EXHIBITS
 from fedcsd.paper.report import Report, legend
 from fedcsd.paper.scales import SCALES, Choices
+from helpers.program import Fedcsd
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import tomli_w
-from conftest import Fedcsd
 
 import fedcsd as package
 from fedcsd.errors import UserError
@@ -14,6 +13,7 @@ from fedcsd.paper.exhibits import EXHIBITS
 from fedcsd.paper.plan import plan
 from fedcsd.paper.reproduce import reproduce
 from fedcsd.paper.scales import Choices, stand_ins
+from helpers.program import Fedcsd
 
 
 def trained(name: str, out: Path, **overrides: Any) -> None:

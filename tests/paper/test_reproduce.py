@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Fedcsd
 from PIL import Image
 
 from fedcsd.errors import Note, UserError
@@ -27,6 +26,7 @@ from fedcsd.paper.exhibits import EXHIBITS, PRINTED, TITLES, Point
 from fedcsd.paper.plan import Planned, digest, parse_only, plan
 from fedcsd.paper.reproduce import Made, reproduce
 from fedcsd.paper.scales import SCALES, Choices, stand_ins
+from helpers.program import Fedcsd
 
 DIGITS = dict.fromkeys(TITLES, "digits")
 STAND_IN = [text for name in TITLES for text in ("--stand-in", f"{name}=digits")]

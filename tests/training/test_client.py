@@ -5,7 +5,6 @@ import copy
 import numpy as np
 import pytest
 import torch
-from conftest import blobs, small
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -23,26 +22,7 @@ from fedcsd.models.network import Network
 from fedcsd.training import Client
 from fedcsd.training.task import Batch, batches
 from fedcsd.training.workspace import Site
-from fedcsd.weights import Weights
-
-
-class Here:
-    """Clients in this process, one after another: what the tests look into."""
-
-    server_device = torch.device("cpu")
-
-    def __init__(self, experiment: Experiment):
-        self.site = experiment.site()
-
-    def ask(self, request, clients, states):
-        return (self.site.answer(request, k, states.get(k, {})) for k in clients)
-
-    def evaluate(self, round: int, weights: Weights):
-        request = Request(round, "evaluate", {"weights": weights})
-        return [self.site.evaluate(request, block) for block in range(len(self.site.blocks))]
-
-    def close(self) -> None:
-        pass
+from helpers.federations import Here, blobs, one_class_net, small
 
 
 def plain_fedavg(experiment: Experiment, rounds: int) -> dict[str, torch.Tensor]:
@@ -118,10 +98,6 @@ def test_two_clients_worked_by_hand() -> None:
     assert record["test_accuracy"] == 0.75  # three of four
     assert record["bytes_down"] == 2 * 2 * 4
     assert record["bytes_up"] == 2 * (2 * 4 + 8)  # the weights and the number of steps
-
-
-def one_class_net() -> nn.Module:
-    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
 
 
 def test_a_sample_left_over_joins_a_batch_where_there_is_batch_norm() -> None:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from data.sources.files import pictures, write_parquet
+
+from helpers.image_files import pictures, write_parquet
 
 
 @pytest.fixture(autouse=True)

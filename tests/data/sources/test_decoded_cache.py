@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from data.sources.files import pictures, write_parquet
 
 from fedcsd.data import load
 from fedcsd.data.cache import cache_folder
 from fedcsd.errors import UserError
+from helpers.image_files import pictures, write_parquet
 
 
 def test_the_second_load_reads_nothing_but_the_cache(

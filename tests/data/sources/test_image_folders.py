@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from data.sources.files import nothing_half_written, pictures
 from PIL import Image
 from torch import nn
 
 import fedcsd as package
 from fedcsd.data import load
 from fedcsd.errors import Note, UserError
+from helpers.image_files import nothing_half_written, pictures
 
 
 def image_tree(

@@ -9,13 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import torch
-from conftest import Fedcsd
-from data.sources.files import nothing_half_written, pictures, png, write_parquet
 from pyarrow import parquet as pq
 
 from fedcsd.data import load
 from fedcsd.data.sources import hub
 from fedcsd.errors import UserError
+from helpers.image_files import nothing_half_written, pictures, png, write_parquet
+from helpers.program import Fedcsd
 
 
 def test_a_named_data_set_from_a_folder(mnist_folder: Path) -> None:

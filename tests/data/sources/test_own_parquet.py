@@ -5,12 +5,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from conftest import Fedcsd, FedcsdRun
-from data.sources.files import nothing_half_written, pictures, png, write_parquet
 from pyarrow import parquet as pq
 
 from fedcsd.data import load
 from fedcsd.errors import Note, UserError
+from helpers.image_files import nothing_half_written, pictures, png, write_parquet
+from helpers.program import Fedcsd, FedcsdRun
 
 
 def test_own_parquet_with_a_client_column(tmp_path: Path, fedcsd: Fedcsd, fedcsd_run: FedcsdRun) -> None:

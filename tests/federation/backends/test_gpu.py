@@ -1,13 +1,11 @@
 """A GPU trains what the CPU trains: every engine, within rounding. Left out where there is no GPU."""
 
 import math
-import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_engines import Enclosed, Wrong, assigning, experiment, pictures
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -15,7 +13,7 @@ import fedcsd
 from fedcsd.errors import MethodFailed
 from fedcsd.federation.backends import streams
 from fedcsd.federation.backends.device import DeviceBackend
-from fedcsd.federation.rounds import Experiment, Federation
+from fedcsd.federation.rounds import Federation
 from fedcsd.methods import Method, methods
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.models.network import Outputs
@@ -24,26 +22,12 @@ from fedcsd.training import Client
 from fedcsd.training.task import Batch
 from fedcsd.training.workspace import Site
 from fedcsd.weights import weighted_mean
+from helpers.engines import Enclosed, Wrong, assigning, experiment, pictures, trained
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 ENGINES = ["eager", "graphs", "stacked", "auto"]
 NEAR = 1e-3  # of the way that the weights went; docs/speed.md states it
-
-
-def trained(prepared: Experiment, engine: str = "", rounds: int = 3) -> Federation:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        settings = prepared.settings
-        backend = DeviceBackend(prepared.site(), engine or settings.engine, settings.workers)
-        federation = Federation(prepared, backend)
-        for _ in range(rounds):
-            federation.step()
-    backend.close()
-    return federation
 
 
 def steps(federation: Federation) -> None:

@@ -7,9 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_engines import experiment
-from test_gpu import trained
-from test_streams import interrupted
 
 from fedcsd.errors import RunStopped
 from fedcsd.federation.backends import memory, streams
@@ -17,11 +14,9 @@ from fedcsd.federation.backends.device import DeviceBackend
 from fedcsd.federation.rounds import Federation
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.training.workspace import Site
+from helpers.engines import experiment, interrupted, trained
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+pytestmark = pytest.mark.gpu
 
 
 @dataclass

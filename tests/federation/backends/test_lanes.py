@@ -15,7 +15,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from conftest import blobs, small
 
 import fedcsd
 from fedcsd.config import option
@@ -26,6 +25,8 @@ from fedcsd.messages import Request
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.training import Client
 from fedcsd.weights import Values, Weights
+from helpers.federations import blobs, small
+from helpers.program import TESTS
 
 
 def test_one_two_and_five_workers_give_the_same_bytes(tmp_path: Path) -> None:
@@ -199,10 +200,10 @@ def test_lanes_end_with_their_parent(tmp_path: Path) -> None:
     import sys
 
     code = (
-        "import fedcsd, conftest\n"
-        "fedcsd.run(data=conftest.blobs(20000), clients=4, rounds=1, epochs=1000, workers=2)"
+        "import fedcsd\nfrom helpers.federations import blobs\n"
+        "fedcsd.run(data=blobs(20000), clients=4, rounds=1, epochs=1000, workers=2)"
     )
-    main = subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent)
+    main = subprocess.Popen([sys.executable, "-c", code], cwd=TESTS)
     workers: list[psutil.Process] = []
     until(lambda: len(psutil.Process(main.pid).children()) == 2)
     workers = psutil.Process(main.pid).children()
@@ -260,7 +261,7 @@ def test_the_device_backend_gives_what_lanes_give() -> None:
         lanes.close()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.gpu
 def test_a_gpu_agrees_with_the_cpu() -> None:
     runs = [
         fedcsd.run(data=blobs(), method=fedcsd.FedCSD(), clients=4, min_samples=2, rounds=2, device=d)

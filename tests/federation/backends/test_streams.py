@@ -1,16 +1,12 @@
 """What shares a GPU's process: who draws from its generators, who trains which client, who replays."""
 
-import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from test_engines import experiment
 
 from fedcsd.experiments.machine import backend_for
 from fedcsd.federation.backends.device import DeviceBackend
@@ -21,6 +17,7 @@ from fedcsd.methods.fedavg import FedAvg
 from fedcsd.training import Client
 from fedcsd.training.engines.graphs import Launcher
 from fedcsd.weights import weighted_mean
+from helpers.engines import experiment, interrupted
 
 
 class Noisy(FedAvg):
@@ -152,24 +149,6 @@ def test_what_is_dropped_is_told_and_what_comes_then_is_replayed(launcher: Launc
     launcher.drop(False)
     assert in_time(told(launcher, Graph(lambda: replayed.append(1)), 3)) == ""
     assert len(replayed) == 3
-
-
-@contextmanager
-def interrupted(after: float) -> Iterator[None]:
-    """Ctrl-C so many seconds later, which must end what is done here."""
-    main = threading.main_thread().ident
-    assert main is not None
-    before = signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # whoever was here may have left another
-    timer = threading.Timer(after, signal.pthread_kill, (main, signal.SIGINT))
-    timer.start()
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            yield
-        timer.join()
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def test_an_interrupted_replay_does_not_go_on(launcher: Launcher) -> None:

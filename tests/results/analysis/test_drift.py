@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import blobs, small
 from torch import nn
 
 import fedcsd
@@ -23,6 +22,7 @@ from fedcsd.messages import Request
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.results.analysis import drift, forgetting
 from fedcsd.results.analysis.one_round import cohort_of, latest, next_round, observable, ready
+from helpers.federations import blobs, small
 
 SETTINGS: dict[str, Any] = {
     "clients": 2,
@@ -303,7 +303,6 @@ def test_accuracy_on_training_data_by_numpy() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("engine", ["eager", "graphs", "stacked", "auto"])
 def test_a_gpu_sees_what_the_cpu_sees(engine: str) -> None:
     run = trained(clients=4, workers=1)  # a process that holds a GPU takes seconds to fork

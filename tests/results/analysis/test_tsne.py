@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import Fedcsd
 
 import fedcsd as package
 from fedcsd.cli.analysis import check_writable
@@ -17,6 +16,7 @@ from fedcsd.errors import Note, UserError
 from fedcsd.messages import Request
 from fedcsd.results.analysis import drift, tsne
 from fedcsd.results.analysis.one_round import latest, ready
+from helpers.program import Fedcsd
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """The report in a real browser: Debian's chromium, without a window."""
 
 import json
-import os
 import re
 import shutil
 import signal
@@ -13,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import NO_BROWSER, blobs
-from test_report import HOSTILE, SMALL, made, record, thirty
 
 import fedcsd as package
 from fedcsd.results.report.page import write
+from helpers.federations import blobs
+from helpers.reports import HOSTILE, SMALL, made, record, thirty
 
 pytestmark = pytest.mark.browser
 
@@ -28,10 +27,8 @@ LINES = "return document.querySelectorAll('#accuracy .scatterlayer .trace').leng
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     program, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if not program or not driver:
-        if os.environ.get("CI"):
-            pytest.fail(NO_BROWSER)
-        pytest.skip(NO_BROWSER)
+    assert program
+    assert driver
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 

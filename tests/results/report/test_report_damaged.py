@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import tomli_w
-from test_report import made
 
 from fedcsd.errors import Note
 from fedcsd.results.report.collect import collect
 from fedcsd.results.report.page import page
+from helpers.reports import made
 
 
 @pytest.mark.parametrize("content", [b"", None])

@@ -2,9 +2,8 @@
 
 from pathlib import Path
 
-from test_report import made
-
 from fedcsd.results.report.collect import collect
+from helpers.reports import made
 
 
 def test_only_methods_on_the_same_data_and_partition_are_compared(tmp_path: Path) -> None:

@@ -1,22 +1,18 @@
 """Clients stacked as one train as they do one by one, for every method and whatever their sizes."""
 
-import warnings
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import blobs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fedcsd.data import Dataset
 from fedcsd.errors import UserError
-from fedcsd.experiments.experiment import prepare
 from fedcsd.federation.backends.device import DeviceBackend, agree
-from fedcsd.federation.rounds import Experiment, Federation
+from fedcsd.federation.rounds import Federation
 from fedcsd.messages import Request
 from fedcsd.methods import Method, methods
 from fedcsd.methods.fedavg import FedAvg
@@ -27,50 +23,8 @@ from fedcsd.training.engines.stacked import Schedule, Stacked
 from fedcsd.training.optimizer import Sgd
 from fedcsd.training.task import Batch, Task, identity
 from fedcsd.training.workspace import Site
-
-
-def pictures(samples: int = 300, side: int = 16) -> Dataset:
-    random = np.random.default_rng(0)
-    patterns = random.integers(0, 120, (10, side, side))
-    y = random.integers(0, 10, samples + 60)
-    x = (patterns[y] + random.integers(0, 136, (len(y), side, side))).astype(np.uint8)
-    return Dataset.of_arrays(x[:samples], y[:samples], x[samples:], y[samples:], name="patterns")
-
-
-def experiment(method: Method, given: Dataset | None = None, **values: Any) -> Experiment:
-    chosen = {
-        "data": "given from Python",
-        "clients": 6,
-        "beta": 0.5,
-        "epochs": 2,
-        "batch_size": 16,
-        "participation": 0.7,
-        "min_samples": 1,
-        "model": "simple_cnn",
-        "lr": 0.05,
-    }
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return prepare({**chosen, **values}, method=method, data=given or pictures())
-
-
-def trained(prepared: Experiment, engine: str, rounds: int = 3) -> Federation:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        federation = Federation(prepared, DeviceBackend(prepared.site(), engine))
-    for _ in range(rounds):
-        federation.step()
-    return federation
-
-
-def close(one: Federation, other: Federation, tolerance: float = 2e-5) -> None:
-    for name, value in one.server.values.items():
-        mine, yours = (getattr(v, "flat", v) for v in (value, other.server.values[name]))
-        if isinstance(mine, Tensor) and mine.is_floating_point():
-            torch.testing.assert_close(mine, yours, rtol=tolerance, atol=tolerance)
-    for name, value in one.record.items():
-        if isinstance(value, float) and not name.startswith("seconds"):
-            assert other.record[name] == pytest.approx(value, abs=1e-2 if "accuracy" in name else 1e-4), name
+from helpers.engines import Enclosed, Wrong, assigning, close, experiment, pictures, trained
+from helpers.federations import blobs
 
 
 @pytest.mark.parametrize("name", methods.names)
@@ -184,13 +138,6 @@ class Mean(FedAvg):
         return F.cross_entropy(batch.logits, batch.labels)
 
 
-class Enclosed(FedAvg):
-    """Its change of the gradient encloses a tensor."""
-
-    def train(self, client: Client, weights: Any) -> Any:
-        return client.train(weights, self.loss, gradient=lambda w, g: g.add_(w - weights.parameters))
-
-
 @pytest.mark.parametrize(
     ("method", "values", "why"),
     [
@@ -203,15 +150,6 @@ class Enclosed(FedAvg):
 def test_what_cannot_be_stacked_is_told_why(method: Method, values: dict[str, Any], why: str) -> None:
     with pytest.raises(UserError, match=f"--engine stacked does not go here: .*{why}.*--engine graphs"):
         trained(experiment(method, **values), "stacked", 2)
-
-
-class Wrong(FedAvg):
-    """Fails at one client."""
-
-    def train(self, client: Client, weights: Any) -> Any:
-        if client.number == 3:
-            raise KeyError("mine")
-        return super().train(client, weights)
 
 
 def test_a_mistake_of_a_stacked_client_is_told_with_its_place() -> None:
@@ -279,29 +217,6 @@ def test_what_no_longer_stacks_goes_on_in_lanes() -> None:
         federation,
         trained(experiment(methods.load("moon")(), augment="cifar", participation=1.0), "eager", 2),
     )
-
-
-class Assigning(nn.Module):
-    """Assigns new tensors to its buffers, of which one is not saved."""
-
-    def __init__(self, shape: Any, classes: int) -> None:
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(256))
-        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
-        self.head = nn.Linear(256, classes)
-        self.read: list[tuple[int, int]] = []
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x.flatten(1)
-        if self.training:
-            self.read.append((self.mean.data_ptr(), self.count.data_ptr()))
-            self.mean, self.count = 0.9 * self.mean + 0.1 * x.mean(0), self.count + 1
-        return self.head((x - self.mean) * (1 + 1 / (1 + self.count)))
-
-
-def assigning(**values: Any) -> Experiment:
-    chosen = {"data": "given from Python", "partition": "iid", "clients": 4, "epochs": 2, "batch_size": 16}
-    return prepare({**chosen, **values}, method=FedAvg(), data=pictures(), model=Assigning)
 
 
 def test_a_model_that_changes_its_buffers_is_not_stacked() -> None:

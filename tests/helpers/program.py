@@ -13,10 +13,17 @@ import sys
 import tempfile
 import threading
 import traceback
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import fedcsd
+
+Fedcsd = Callable[..., "subprocess.CompletedProcess[str]"]
+FedcsdRun = Callable[..., Path]
+
+TESTS = Path(__file__).parents[1]
 READ_AT_START = ("PYTHON", "LC_", "LANG", "OMP_", "MKL_", "TORCH")  # a fork has the first process's
 
 
@@ -106,6 +113,18 @@ def become(arguments: list[str], cwd: str, env: dict[str, str], places: list[str
     if isinstance(status, str):
         print(status, file=sys.stderr, flush=True)
     os._exit(status if isinstance(status, int) else int(status is not None))
+
+
+def in_process(script: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
+    """Runs a script that sees the tests and the same package as they do."""
+    paths = [str(TESTS), str(Path(fedcsd.__file__).parent.parent), *filter(None, sys.path)]
+    return subprocess.run(
+        [sys.executable, "-c", script, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        timeout=150,
+        capture_output=True,
+        text=True,
+    )
 
 
 if __name__ == "__main__":

@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import small
-from test_training import Here
 from torch import Tensor, nn
 
 from fedcsd.data import Dataset
 from fedcsd.federation.rounds import Experiment, Federation
 from fedcsd.messages import Reply, Request
 from fedcsd.training import Batch, Client
+from helpers.federations import Here, small
 
 TARGETS = torch.tensor([[16.0, -8.0], [-8.0, 4.0]])
 """of each client [2, 2]: a client's samples all have its number as label"""

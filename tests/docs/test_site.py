@@ -15,7 +15,7 @@ from fedcsd.cli.main import cli
 from fedcsd.config import TABLES, Settings, describe
 from fedcsd.methods import methods
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")

@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import torch
-from plain import Batch, Loss, Result, World, ce, class_means, each, over_holders, training
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcsd import seeds
+from helpers.plain import Batch, Loss, Result, World, ce, class_means, each, over_holders, training
 
 
 def fedcsd(

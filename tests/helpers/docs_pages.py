@@ -17,9 +17,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from docs_rules import GIVEN, environed, ruled, shortened
+from helpers.docs_rules import GIVEN, environed, ruled, shortened
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 PROGRAMS = ("fedcsd", "make", "python", "pip", "git", "source", "cd")
 SHELL = re.compile(rf"(\w+=\S+ )*({'|'.join(PROGRAMS)}|for|export)\b")
 LIMIT = 120  # seconds that one command may take
@@ -83,14 +83,7 @@ def preload() -> None:
     """What takes long to import is imported once, before the commands are forked off."""
     for name in ("matplotlib.pyplot", "sklearn.datasets", "sklearn.manifold", "pyarrow.parquet"):
         import_module(name)
-    for name in (
-        "comparison",
-        "console",
-        "analysis.curves",
-        "analysis.drift",
-        "analysis.tsne",
-        "analysis.plots",
-    ):
+    for name in ("experiments.comparison", "results.terminal", "results.curves", "results.plots"):
         import_module(f"fedcsd.{name}")
 
 

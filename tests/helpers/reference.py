@@ -6,9 +6,13 @@ slow and says what is meant. Options have the names and meanings of the package'
 
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from plain import (
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from helpers.plain import (
     Batch,
     Loss,
     Result,
@@ -23,9 +27,7 @@ from plain import (
     over_holders,
     uniform_mean,
 )
-from reference_fedcsd import fedcsd, fedcsd_authors
-from torch import Tensor, nn
-from torch.nn import functional as F
+from helpers.reference_fedcsd import fedcsd, fedcsd_authors
 
 __all__ = ["fedcsd", "fedcsd_authors"]  # the rest is here
 
@@ -307,3 +309,39 @@ def ditto(world: World, mu: float) -> Result:
             personal[k] = world.train(t, k, personal.get(k, w), loss_from(w), "batches 1")
         w = world.mean(local)
     return Result(w, {"personal": personal}, {k: personal.get(k, w) for k in range(world.clients)})
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "confidence_penalty": {"mu": 0.3},
+    "ditto": {"mu": 0.5},
+    "fedadagrad": {"server_lr": 0.1, "beta1": 0.3, "adaptivity": 0.05},
+    "fedadam": {"server_lr": 0.05, "beta1": 0.8, "beta2": 0.9, "adaptivity": 0.05},
+    "fedavg": {},
+    "fedavgm": {"server_momentum": 0.7},
+    "fedbn": {},
+    "fedcsd": {"mu": 0.1, "tau": 4.0, "alpha": 0.6},
+    "feddc": {"alpha": 0.2},
+    "feddyn": {"alpha": 0.2},
+    "fedgkd": {"mu": 0.5, "tau": 2.0, "window": 3},
+    "fednova": {},
+    "fedntd": {"mu": 0.5, "tau": 2.0},
+    "fedper": {},
+    "fedproto": {"mu": 1.0},
+    "fedprox": {"mu": 0.5},
+    "fedyogi": {"server_lr": 0.05, "beta1": 0.8, "beta2": 0.9, "adaptivity": 0.05},
+    "feature_distillation": {"mu": 1.0},
+    "label_smoothing": {"epsilon": 0.2},
+    "logit_distillation": {"mu": 0.1, "tau": 3.0},
+    "moon": {"mu": 1.0, "tau": 0.5},
+    "scaffold": {},
+}
+"""Strong enough that a method's term matters."""
+
+
+class Cast(nn.Module):
+    def __init__(self, dtype: torch.dtype):
+        super().__init__()
+        self.dtype = dtype
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.to(self.dtype)

@@ -1,0 +1,69 @@
+"""Small federations: data, experiments and a backend in this process."""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedcsd.data import Dataset
+from fedcsd.experiments.experiment import prepare
+from fedcsd.federation.backends.local import LocalBackend
+from fedcsd.federation.rounds import Experiment
+from fedcsd.messages import Request
+from fedcsd.weights import Weights
+
+
+def blobs(samples: int = 120, classes: int = 3, seed: int = 0) -> Dataset:
+    """Points around one centre a class: learned in a moment, and skewed as one likes."""
+    random = np.random.default_rng(seed)
+    centres = random.normal(size=(classes, 6)) * 2
+    labels = random.integers(0, classes, 2 * samples)
+    points = (centres[labels] + random.normal(size=(2 * samples, 6))).astype(np.float32)
+    return Dataset.of_arrays(
+        points[:samples], labels[:samples], points[samples:], labels[samples:], name="blobs", classes=classes
+    )
+
+
+def small(method: Any = None, **values: Any) -> Experiment:
+    """A checked experiment on blobs."""
+    defaults = {"clients": 4, "min_samples": 2, "rounds": 2, "epochs": 2, "batch_size": 16, "beta": 0.5}
+    values = {**defaults, "data": "given from Python", **values}
+    given = {"data": values.pop("dataset", None) or blobs(), "model": values.pop("factory", None)}
+    return prepare(values, method=method, **given)
+
+
+def assert_found_by_workers(experiment: Experiment) -> None:
+    """Forked workers and those that share nothing with us train the same."""
+    request = Request(0, "train", {"weights": experiment.weights})
+    results = []
+    for start in ("fork", "spawn"):
+        backend = LocalBackend(experiment.site(), experiment.network.layout, 1, start)
+        try:
+            results.append([reply.weights.flat for reply in backend.ask(request, range(2), {})])
+        finally:
+            backend.close()
+    assert all(map(torch.equal, *results))
+
+
+class Here:
+    """Clients in this process, one after another: what the tests look into."""
+
+    server_device = torch.device("cpu")
+
+    def __init__(self, experiment: Experiment):
+        self.site = experiment.site()
+
+    def ask(self, request, clients, states):
+        return (self.site.answer(request, k, states.get(k, {})) for k in clients)
+
+    def evaluate(self, round: int, weights: Weights):
+        request = Request(round, "evaluate", {"weights": weights})
+        return [self.site.evaluate(request, block) for block in range(len(self.site.blocks))]
+
+    def close(self) -> None:
+        pass
+
+
+def one_class_net() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 3))
