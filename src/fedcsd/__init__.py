@@ -7,7 +7,7 @@ for torch.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from fedcsd.__version__ import __version__ as __version__
 
 _homes = {
     "run": "fedcsd.experiments.running",

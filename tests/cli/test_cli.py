@@ -261,7 +261,7 @@ BAD = [
     (("new-method", "file.txt"), "its name must end in .py"),
     (("new-method", "mine.py", "--name", "1st"), "is no name for a class"),
     (("new-method", "fed_avg.py"), "FedAvg is the name of something else"),
-    (("new-method", "nowhere/mine.py"), "cannot write nowhere/mine.py: No such file or directory"),
+    (("new-method", "nowhere/mine.py"), "cannot write to nowhere/mine.py: No such file or directory"),
     (("compare", "--methods", "fedavg,fedcsd", "--set", "method.taau=4"), "has an option 'taau'"),
     (("run", "--out", "x" * 300), "File name too long: choose another --out"),
     (("list", "method"), "did you mean methods?"),
@@ -301,7 +301,7 @@ BAD = [
     ),
     (
         ("partition", "--plot", "file.txt/x/p.png"),
-        "cannot write file.txt/x/p.png: Not a directory: choose another --plot",
+        "cannot write to file.txt/x/p.png: Not a directory: choose another --plot",
     ),
     (("reproduce", "--dry-run"), "--dry-run needs a name, such as: fedcsd reproduce table1"),
     (("reproduce", "--scale", "paper"), "--scale needs a name"),

@@ -19,8 +19,9 @@ from safetensors.torch import load_file
 
 import fedcsd as package
 from fedcsd.errors import Note, UserError
-from fedcsd.experiments.run_folder import RunDirectory, write_whole
+from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.summary import summarise
+from fedcsd.files import write_whole
 from helpers.federations import blobs
 from helpers.runs import SMALL, same, stop_after
 

@@ -3,13 +3,13 @@
 import json
 import os
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import rich_click as click
 
 from fedcsd.errors import UserError
+from fedcsd.files import check_writable
 
 run_argument = click.argument("path", type=click.Path(path_type=Path), metavar="RUN")
 runs_argument = click.argument(
@@ -227,23 +227,6 @@ def folder_for(paths: Sequence[Path]) -> Path:
         return places[0]
     common = os.path.commonpath([Path(os.path.normpath(place.absolute())).parent for place in places])
     return Path(common if any(place.is_absolute() for place in places) else os.path.relpath(common))
-
-
-def check_writable(folder: Path) -> None:
-    """Refuse a folder that cannot be written to before the work is done; nothing is left there."""
-    from tempfile import TemporaryFile
-
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror or error}: choose another -o") from None
-    finally:
-        for path in missing:
-            with suppress(OSError):
-                path.rmdir()
 
 
 def write_json(path: Path, content: Any) -> Path:

@@ -180,14 +180,15 @@ def carried_out(plan: Mapping[str, Any], port: int, watch: Any) -> Any:
     from fedcsd.deploy.local import FOLDER, Federation
     from fedcsd.experiments import running as jobs
     from fedcsd.experiments.machine import sigterm_as_interrupt
-    from fedcsd.experiments.run_folder import RunDirectory, writing_to
+    from fedcsd.experiments.run_folder import RunDirectory
+    from fedcsd.files import writing
 
     out: Path = plan["out"]
     folder = out / FOLDER
     again = f"fedcsd deploy local --resume {shlex.quote(str(out))}"
     if not plan["config"].get("resume"):
         shutil.rmtree(folder, ignore_errors=True)
-    with writing_to(out):
+    with writing(out, "choose another --out"):
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         with sigterm_as_interrupt(), Federation(folder, plan["nodes"], port=port) as federation:
@@ -318,13 +319,13 @@ def key(path: Path) -> None:
     """
     check_flower()
     from fedcsd.deploy.keys import make_node_key
+    from fedcsd.files import writing
 
-    try:
-        public = make_node_key(path.expanduser())
-    except FileExistsError:
-        raise UserError(f"{path} exists already: the server may know it; choose another name") from None
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror or error}") from None
+    with writing(path):
+        try:
+            public = make_node_key(path.expanduser())
+        except FileExistsError:
+            raise UserError(f"{path} exists already: the server may know it; choose another name") from None
     print(f"keep:                     {path}")
     print(f"send to the person who runs the server:  {public}")
 

@@ -13,7 +13,7 @@ from typing import Any
 import rich_click as click
 from click.exceptions import Exit
 
-from fedcsd import __version__
+from fedcsd.__version__ import __version__
 from fedcsd.cli.analysis import drift, plot, run_argument, tsne
 from fedcsd.cli.deploy import deploy
 from fedcsd.cli.list import list_
@@ -233,7 +233,7 @@ def partition(
 
     from fedcsd.data.partition import packed
     from fedcsd.experiments.experiment import deal
-    from fedcsd.experiments.run_folder import write_whole
+    from fedcsd.files import write_whole, writing
     from fedcsd.results.partitions import plot_partition, table_of
     from fedcsd.results.terminal import say, show_table
 
@@ -246,12 +246,9 @@ def partition(
         ("--save", save, lambda p: write_whole(p, packed(parts, held, len(data.y_train)))),
     ):
         if path:
-            try:
+            with writing(path, f"choose another {option}"):
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write(path)
-            except (OSError, ValueError) as error:
-                why = getattr(error, "strerror", None) or error
-                raise UserError(f"cannot write {path}: {why}: choose another {option}") from None
             say(f"written: {path}")
 
 

@@ -1,13 +1,11 @@
 """Decoded data on disk: one safetensors file per data set, memory-mapped, keyed by what it was made from."""
 
 import json
-import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
@@ -15,15 +13,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedcsd.data.dataset import Dataset
-from fedcsd.errors import UserError
+from fedcsd.files import cache_folder, check_writable, write_whole, writing
 
+WRITABLE = "set FEDCSD_CACHE to a folder that can be written"
 VERSION = 1  # of the decoding: a change of it makes every cached file anew
-
-
-def cache_folder() -> Path:
-    """`FEDCSD_CACHE`, or the user's cache folder."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("FEDCSD_CACHE") or Path(base) / "fedcsd")
 
 
 def content_key(files: Iterable[Path], options: Mapping[str, Any]) -> str:
@@ -45,7 +38,7 @@ def content_key(files: Iterable[Path], options: Mapping[str, Any]) -> str:
         digest.update(f"{path.name}:{fresh[place]}\n".encode())
     if fresh != known:
         with suppress(OSError):
-            replace_file(memory, lambda temporary: temporary.write_text(json.dumps(fresh)))
+            write_whole(memory, json.dumps(fresh).encode())
     return digest.hexdigest()
 
 
@@ -65,42 +58,30 @@ def cached(name: str, key: str, make: Callable[[], Dataset]) -> Dataset:
     path = cache_folder() / f"{name}-{key}.safetensors"
     with suppress(OSError, SafetensorError, KeyError, ValueError):
         return Dataset.stored(*_read(path), name=name, key=key)
-    with _writing(path.parent):  # decoding can take minutes: say before it that nothing can be kept
-        path.parent.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=path.parent).close()
+    check_writable(path.parent, WRITABLE)  # before the decoding, which can take minutes
+    _remove_abandoned(path.parent)
     tensors, facts = make().store()
-    with _writing(path.parent):
-        replace_file(path, lambda temporary: save_file(tensors, temporary, {"facts": json.dumps(facts)}))
+
+    def save(temporary: Path) -> None:
+        try:
+            save_file(tensors, temporary, {"facts": json.dumps(facts)})
+        except SafetensorError as error:  # a full disk, for example
+            raise OSError(str(error)) from error
+
+    with writing(path.parent, WRITABLE):
+        write_whole(path, save)
     return Dataset.stored(*_read(path), name=name, key=key)
 
 
-@contextmanager
-def _writing(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise UserError(
-            f"cannot write the decoded data to {folder}: {getattr(error, 'strerror', None) or error}: "
-            "set FEDCSD_CACHE to a folder that can be written"
-        ) from None
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what processes that were killed left behind."""
+    for left in folder.glob(".*.tmp"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > 3600:
+                left.unlink()
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     with safe_open(path, framework="pt") as file:
         facts = json.loads(file.metadata()["facts"])
         return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118
-
-
-def replace_file(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file that appears whole or not at all; clear away what dead processes left behind."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    for left in path.parent.glob(".*.tmp"):
-        with suppress(OSError):
-            if time.time() - left.stat().st_mtime > 3600:
-                left.unlink()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)

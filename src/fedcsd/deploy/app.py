@@ -6,7 +6,7 @@ from typing import Any
 
 import tomli_w
 
-from fedcsd import __version__
+from fedcsd.__version__ import __version__
 
 TESTED = ">=1.41,<2"
 PACKAGE = "fedcsd_app"

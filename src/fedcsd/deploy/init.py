@@ -12,6 +12,7 @@ import tomli_w
 
 from fedcsd.deploy.app import MODULES, PACKAGE, write_app
 from fedcsd.errors import UserError
+from fedcsd.files import writing
 from fedcsd.naming import file_of
 
 PAGES = {
@@ -63,7 +64,7 @@ def write_folder(
         raise UserError(f"{folder} exists already and is not empty: choose another folder")
     mode = "sites" if host else "partition"
     settings = {"mode": mode, "clients": sites, "out": "runs/federation", "data_options": data_options}
-    try:
+    with writing(folder):
         write_app(folder, {**settings, **config})
         for file in own:
             shutil.copy(file, folder / PACKAGE / file.name)
@@ -86,8 +87,6 @@ def write_folder(
         connections = {"superlink": {"default": name, name: connection}}
         (folder / "flower-config.toml").write_text(tomli_w.dumps(connections), encoding="utf-8")
         (folder / ".gitignore").write_text("certificates/\nruns/\n*.key\n*.db*\nnginx*\n!nginx.conf\n")
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from None
 
 
 def _classes(data_options: str) -> str:

@@ -12,9 +12,10 @@ from fedcsd.errors import RunStopped, UserError
 from fedcsd.experiments.comparison_folder import FILES, PLANNED, Unfinished, check_folder, ended, run_name
 from fedcsd.experiments.experiment import config_of, folder_of, make_method, method_of, prepare, split_objects
 from fedcsd.experiments.identity import tell_old
-from fedcsd.experiments.run_folder import RunDirectory, write_whole, writing_to
+from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import Job, Run, attempt, begin, load_run, take_up, without_advice
 from fedcsd.federation.rounds import Experiment, Watch
+from fedcsd.files import write_whole, writing
 from fedcsd.methods import Method, methods
 from fedcsd.methods._partly_local import PartlyLocal
 from fedcsd.naming import free, labelled, method_table, short
@@ -229,7 +230,7 @@ def _claimed(folder: Path | None, planned: Unfinished) -> Iterator[None]:
         return
     directory = RunDirectory(folder)
     try:
-        with writing_to(folder):
+        with writing(folder, "choose another --out"):
             folder.mkdir(parents=True, exist_ok=True)
             directory.lock()
             for name in FILES:

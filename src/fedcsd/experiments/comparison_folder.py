@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fedcsd.errors import UserError
-from fedcsd.experiments.run_folder import RunDirectory, names_in, write_whole
+from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.files import names_in, write_whole
 
 PLANNED = "planned.json"
 FILES = (*(f"comparison.{end}" for end in ("md", "csv", "tex", "json")), "curves.png", "report.html", PLANNED)

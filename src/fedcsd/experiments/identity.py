@@ -13,8 +13,9 @@ from fedcsd.config import layered
 from fedcsd.errors import UserError, note
 from fedcsd.experiments import provenance
 from fedcsd.experiments.experiment import FROM_PYTHON, absolute, config_of, load_data, prepare, settings_of
-from fedcsd.experiments.run_folder import RunDirectory, write_whole, writing_to
+from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.federation.rounds import Experiment
+from fedcsd.files import write_whole, writing
 from fedcsd.methods import methods
 from fedcsd.models import find
 from fedcsd.naming import file_of, parse
@@ -170,7 +171,7 @@ def move(directory: RunDirectory, places: Mapping[str, str | Path], given: Mappi
     if "data" in tables:
         _check_data(directory, values)
     _check_facts(prepare(values, parts=directory.partition(), **given), directory)
-    with writing_to(directory.path, advice=""):
+    with writing(directory.path):
         write_whole(directory.path / "config.toml", tomli_w.dumps({**directory.config, **tables}).encode())
 
 

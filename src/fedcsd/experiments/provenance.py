@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from fedcsd import __version__
+from fedcsd.__version__ import __version__
 
 OUTSIDE = ("results", "paper", "cli", "templates")
 """folders of this package that no result depends on"""

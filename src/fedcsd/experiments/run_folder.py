@@ -18,8 +18,8 @@ import shlex
 import shutil
 import time
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
@@ -32,7 +32,7 @@ from fedcsd.data.partition import UNREADABLE, Counts, Rows, packed, unpacked
 from fedcsd.errors import Busy, Divergence, UserError, no_run, note
 from fedcsd.experiments.provenance import facts
 from fedcsd.federation import states
-from fedcsd.federation.states import flush
+from fedcsd.files import names_in, write_whole, writing
 from fedcsd.packing import Torn, finite, header_of, pack, parsed, unpack
 from fedcsd.weights import Layout, Value
 
@@ -57,37 +57,6 @@ OWN = {
     "analysis",
 }
 FOLDERS = {"checkpoints", "tensorboard", "analysis", states.FOLDER}
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that it is there completely or not at all, also after a power cut."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    flush(path.parent)
-
-
-@contextmanager
-def writing_to(path: Path, advice: str = ": choose another --out") -> Iterator[None]:
-    """What keeps the place that --out names from being written, as one line."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(f"cannot write to {path}: {error.strerror or error}{advice}") from None
-
-
-def names_in(path: Path) -> set[str]:
-    """What is in the folder that --out names; nothing if it is not there yet."""
-    with writing_to(path):
-        if path.exists() and not path.is_dir():
-            raise UserError(f"{path} is a file: choose another --out")
-        return {p.name for p in path.iterdir()} if path.is_dir() else set()
 
 
 def _versions(path: Path) -> dict[str, Any]:
@@ -118,7 +87,7 @@ class RunDirectory:
         """A new run directory with its config and partition; never over one that exists, unless told."""
         run = cls(path)
         run.check_free(overwrite)
-        with writing_to(path):
+        with writing(path, "choose another --out"):
             path.mkdir(parents=True, exist_ok=True)
             run.lock()
             run._clear()

@@ -29,10 +29,11 @@ from fedcsd.experiments.identity import (
     move,
 )
 from fedcsd.experiments.machine import Place, here, sigterm_as_interrupt
-from fedcsd.experiments.run_folder import AFTER_DIVERGENCE, RunDirectory, writing_to
+from fedcsd.experiments.run_folder import AFTER_DIVERGENCE, RunDirectory
 from fedcsd.experiments.summary import summarise
 from fedcsd.experiments.tracking import EachRound, OnRound
 from fedcsd.federation.rounds import Experiment, Federation, Record, Watch
+from fedcsd.files import writing
 from fedcsd.methods import Method
 from fedcsd.naming import short
 from fedcsd.weights import Value, Weights
@@ -185,11 +186,11 @@ def take_up(
     experiment = prepare({**directory.settings, **changes}, parts=directory.partition(), **(given or {}))
     check_same(experiment, directory)
     tracking.check(config_of(experiment))
-    with writing_to(path, advice=""):
+    with writing(path):
         directory.lock()
     try:
         saved = directory.latest(experiment.network.layout)
-        with writing_to(path, advice=""):
+        with writing(path):
             history = _history_until(directory, saved[0] if saved else None)
             if len(history) > experiment.settings.rounds:
                 raise UserError(f"{path} has {len(history)} rounds already: --rounds must be at least that")
@@ -340,12 +341,10 @@ def _note_divergence(error: Diverged, round: int, directory: RunDirectory | None
 def _save_round(job: Job, federation: Federation) -> None:
     if job.directory is None:
         return
-    try:
+    with writing(job.directory.path, error=RunStopped):
         job.directory.record(federation.record)
         if federation.round == job.rounds or job.directory.due(job.experiment.settings, federation.round):
             job.directory.checkpoint(*federation.save())
-    except OSError as error:
-        raise RunStopped(f"cannot write: {error.strerror or error}") from error
 
 
 def progress(directory: RunDirectory) -> str:
@@ -378,9 +377,10 @@ def _finish(job: Job, weights: Weights, how: Mapping[str, Any]) -> Run:
     if directory is None:
         return Run(job.config, job.history, summary, state, None)
     try:
-        directory.finish(summary, save(state))
-    except OSError as error:
-        stopped = RunStopped(f"cannot write: {error.strerror or error}")
-        raise RunStopped(_with_saved(stopped, directory)) from error
+        with writing(directory.path, error=RunStopped):
+            directory.finish(summary, save(state))
+    except RunStopped as error:
+        error.args = (_with_saved(error, directory),)
+        raise
     mended = tuple(directory.mended)
     return Run(job.config, job.history, summary, state, directory.path, mended=mended)

@@ -5,7 +5,6 @@ kept after round 5. Once that round is over the file is never written again, so 
 names its versions, and going back to one means going back to a list of names.
 """
 
-import os
 import re
 import shutil
 from abc import abstractmethod
@@ -17,6 +16,7 @@ from typing import Any
 
 from fedcsd.config import Settings
 from fedcsd.errors import RunStopped
+from fedcsd.files import flush, writing
 from fedcsd.packing import Torn, pack, unpack
 from fedcsd.weights import Layout, Value, Values
 
@@ -162,12 +162,10 @@ class DiskStates(States):
 
     def _write(self, path: Path, content: bytes) -> None:
         # No checkpoint names this file yet, so it may be torn by a kill, and it can be flushed later.
-        try:
+        with writing(path, error=RunStopped):
             self.folder.mkdir(parents=True, exist_ok=True)
             self._check_space(len(content))
             path.write_bytes(content)
-        except OSError as error:
-            raise RunStopped(f"cannot write {path}: {error.strerror or error}") from error
 
     def _check_space(self, size: int) -> None:
         """Stop at the first state, not after hours, if such a state of all clients will not fit."""
@@ -217,15 +215,6 @@ def _by_client(values: Mapping[str, Value]) -> dict[int, Values]:
         client, _, key = name.partition(".")
         states.setdefault(int(client), {})[key] = value
     return dict(states)
-
-
-def flush(path: Path) -> None:
-    """Have a file, or the names in a folder, outlast a power cut."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

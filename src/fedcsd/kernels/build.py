@@ -16,8 +16,8 @@ from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 
-from fedcsd.data.cache import cache_folder, replace_file
 from fedcsd.errors import UserError, note
+from fedcsd.files import cache_folder, write_whole
 
 FOLDER = Path(__file__).parent
 SOURCES = [
@@ -97,7 +97,7 @@ def _build(command: list[str], path: Path) -> ctypes.CDLL:
         made = Path(folder) / "kernels.so"
         _call([*command, "-o", str(made), *(str(source) for source in SOURCES if source.suffix == ".c")])
         with suppress(OSError):
-            replace_file(path, lambda temporary: temporary.write_bytes(made.read_bytes()))
+            write_whole(path, made.read_bytes())
             return ctypes.CDLL(str(path))
         return ctypes.CDLL(str(made))
 

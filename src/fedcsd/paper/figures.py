@@ -14,8 +14,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedcsd.errors import UserError
-from fedcsd.experiments.run_folder import write_whole
 from fedcsd.experiments.running import Run, load_run
+from fedcsd.files import write_whole
 from fedcsd.paper.exhibits import DRIFT_METHODS, TITLES, Cell, Point
 from fedcsd.paper.measured import MEASURES, Measured, Result
 from fedcsd.paper.plan import Outcome

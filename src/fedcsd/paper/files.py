@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcsd.experiments.provenance import commit, facts
-from fedcsd.experiments.run_folder import write_whole
+from fedcsd.files import write_whole
 from fedcsd.paper.exhibits import PRINTED
 from fedcsd.paper.measured import HIGHER_IS_BETTER, Result, order_of
 from fedcsd.paper.plan import Outcome

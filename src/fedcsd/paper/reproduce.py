@@ -13,6 +13,7 @@ from fedcsd.experiments.identity import tell_old
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import attempt, without_advice
 from fedcsd.federation.rounds import Watch
+from fedcsd.files import writing
 from fedcsd.paper.exhibits import EXHIBITS, Exhibit, Point
 from fedcsd.paper.files import write
 from fedcsd.paper.plan import Filter, Planned, chosen, plan
@@ -204,7 +205,5 @@ def _write(
 
         pictures = draw(report, folder / exhibit.name, on_step) if on_step else pictures
         report = replace(report, numbers=numbers(report, pictures))
-    try:
+    with writing(folder):
         return Made(report, [*write(report, folder, pictures), *pictures])
-    except OSError as error:
-        raise UserError(f"cannot write to {folder}: {error.strerror or error}") from None

@@ -10,7 +10,7 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedcsd.errors import UserError
+from fedcsd.files import writing
 
 COLOURS = (
     "#0072B2",
@@ -66,11 +66,9 @@ def printed(
         figure = Figure(figsize=(width, height), layout="constrained")
         figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03)  # type: ignore[union-attr,call-arg]
         yield figure
-        try:
+        with writing(stem, "choose another -o"):
             stem.parent.mkdir(parents=True, exist_ok=True)
             written += save(figure, stem, caption)
-        except OSError as error:
-            raise UserError(f"cannot write {stem}: {error.strerror or error}: choose another -o") from None
 
 
 def save(figure: Figure, stem: Path, caption: str = "") -> list[Path]:

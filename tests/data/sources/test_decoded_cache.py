@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from fedcsd.data import load
-from fedcsd.data.cache import cache_folder
 from fedcsd.errors import UserError
+from fedcsd.files import cache_folder
 from helpers.image_files import pictures, write_parquet
 
 
@@ -75,5 +75,5 @@ def test_a_cache_that_cannot_be_written(mnist_folder: Path, monkeypatch: pytest.
     """It is said before anything is decoded."""
     monkeypatch.setenv("FEDCSD_CACHE", "/proc/nowhere")
     monkeypatch.setattr("fedcsd.data.dataset.Dataset.store", lambda _: pytest.fail("decoded"))
-    with pytest.raises(UserError, match=r"cannot write the decoded data to /proc/nowhere.*FEDCSD_CACHE"):
+    with pytest.raises(UserError, match=r"cannot write to /proc/nowhere.*FEDCSD_CACHE"):
         load("mnist", {}, mnist_folder)

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import fedcsd as package
-from fedcsd.cli.analysis import check_writable
 from fedcsd.cli.main import guarded
 from fedcsd.errors import Note, UserError
+from fedcsd.files import check_writable
 from fedcsd.messages import Request
 from fedcsd.results.analysis import drift, tsne
 from fedcsd.results.analysis.one_round import latest, ready

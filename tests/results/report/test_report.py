@@ -254,7 +254,7 @@ def test_the_commands_write_it_and_name_it(fedcsd: Fedcsd, fedcsd_run: FedcsdRun
         (("nowhere",), "nowhere holds no run (it does not exist)"),
         (("empty",), "empty holds no run (it has no config.toml)"),
         (("r", "-o", "c"), "c is a folder: name a file, such as c/report.html"),
-        (("r", "-o", "r/config.toml/x.html"), "cannot write r/config.toml/x.html"),
+        (("r", "-o", "r/config.toml/x.html"), "cannot write to r/config.toml/x.html"),
     ):
         result = fedcsd("report", *arguments)
         assert (result.returncode, result.stderr.count("\n")) == (2, 1)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcsd import __version__
 from fedcsd import data as fedcsd_data
+from fedcsd.__version__ import __version__
 from fedcsd.config import Settings, build, parse_assignments
 from fedcsd.data import Dataset
 from fedcsd.deploy.node.store import MEGABYTES, Store, checksum

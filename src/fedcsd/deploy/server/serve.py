@@ -26,9 +26,10 @@ from fedcsd.deploy.wire import Malformed
 from fedcsd.errors import UserError, show_notes
 from fedcsd.experiments import running as jobs
 from fedcsd.experiments.experiment import config_of
-from fedcsd.experiments.run_folder import RunDirectory, write_whole
+from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.federation.backends.protocol import one_thread
 from fedcsd.federation.rounds import Experiment, Record, Watch
+from fedcsd.files import write_whole
 
 OFTEN = 0.2  # seconds between replies that are told at least
 

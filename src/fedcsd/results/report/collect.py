@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fedcsd import __version__
+from fedcsd.__version__ import __version__
 from fedcsd.config import IRRELEVANT, applied
 from fedcsd.data.partition import Counts
 from fedcsd.experiments.summary import summarise

@@ -12,7 +12,7 @@ from string import Template
 from typing import Any
 
 from fedcsd.errors import UserError, note
-from fedcsd.experiments.run_folder import write_whole
+from fedcsd.files import write_whole, writing
 from fedcsd.results.report.collect import collect
 
 SCRIPTS = ("charts.js", "page.js")
@@ -70,11 +70,8 @@ def _part(name: str) -> str:
 def write(paths: Sequence[Path], out: Path) -> Path:
     """The report of these runs, as one file."""
     text = page(collect(paths))
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
+    with writing(out, "choose another -o"):
         write_whole(out, text.encode())
-    except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror or error}: choose another -o") from None
     return out
 
 
