@@ -1,17 +1,21 @@
-"""What can go wrong that is not a bug, and how a name that is not known is answered."""
+"""Errors that a user can put right, their text in one line, and notes."""
 
+import os
 import re
 import sys
+import sysconfig
+import traceback
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import SequenceMatcher, get_close_matches
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 
 class UserError(Exception):
-    """Something the user can put right: shown as one line, without a traceback (exit status 2)."""
+    """A mistake that the user can put right; the program prints one line and exits with status 2."""
 
 
 class Busy(UserError):
@@ -19,16 +23,16 @@ class Busy(UserError):
 
 
 class RunStopped(Exception):
-    """A run that ended before its last round; what is saved can be resumed (exit status 1)."""
+    """A run ended before its last round; the program prints one line and exits with status 1."""
 
 
 class MethodFailed(RunStopped):
-    """A method's own code is wrong, at the server or at a client."""
+    """A method's own code raised an error, at the server or at a client."""
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """Where a run left the range of finite numbers."""
+    """The round in which a run left the range of finite numbers, and how."""
 
     round: int
     message: str
@@ -38,23 +42,96 @@ class Divergence:
 
 
 class Diverged(RunStopped):
-    """Local training left the range of finite numbers; `problem` is the message without advice."""
+    """Training left the range of finite numbers in a round (0 while the round is not known)."""
 
-    def __init__(self, message: str, problem: str = ""):
-        super().__init__(message)
-        self.divergence = Divergence(0, problem or message)  # whoever counts the rounds sets the round
+    def __init__(self, problem: str, round: int = 0, advice: str = ""):
+        super().__init__(f"round {round}, " * bool(round) + problem + f": {advice}" * bool(advice))
+        self.divergence = Divergence(round, problem)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The early end of a run or of several; `str` makes the sentence.
+
+    A RunStopped or KeyboardInterrupt carries it as its only argument (`end`).
+    """
+
+    cause: str = ""
+    """what happened; empty after Ctrl-C"""
+    run: str = ""
+    """the run of a comparison that was in training"""
+    saved: int | None = None
+    """rounds that are saved; None for a run without a folder"""
+    left: int | None = None
+    """runs that are left to train; None for a single run"""
+    command: str = ""
+    """continues the work"""
+    mend: bool = False
+    """the method's code must be mended first"""
+
+    def __str__(self) -> str:
+        parts = [self.cause]
+        if self.saved is not None:
+            parts.append(saved_text(self.saved))
+        if self.left is not None:
+            runs = f"{self.left} run{'s' * (self.left > 1)} left to train"
+            parts.append(runs if self.left else "all runs are finished")
+        parts = [": ".join(filter(None, (self.run, "; ".join(filter(None, parts)))))]
+        if self.command:
+            parts.append(f"{'mend it, then' if self.mend else 'go on with'}: {self.command}")
+        return "; ".join(filter(None, parts))
+
+
+def saved_text(rounds: int) -> str:
+    """Return the sentence about the rounds of a run that are saved."""
+    told = {0: "no round was finished", 1: "round 1 is saved"}
+    return told.get(rounds, f"rounds 1 to {rounds} are saved")
+
+
+def end(error: BaseException, **facts: Any) -> None:
+    """Set fields of the Ending that an exception carries; its text so far becomes the cause."""
+    ending = error.args[0] if error.args and isinstance(error.args[0], Ending) else Ending(str(error))
+    error.args = (replace(ending, **facts),)
+
+
+def reason(error: BaseException) -> str:
+    """Return an error's text in one line without file names, or its class if it has no text."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    lines = filter(None, map(str.strip, text.splitlines()))
+    return next(lines, type(error).__name__)[:300]
+
+
+def one_line(error: BaseException) -> str:
+    """Return class and text of an error in one line, with the place in the user's own code if it was there."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{type(error).__name__}: {error.msg} ({Path(error.filename).name}, line {error.lineno})"
+    packages = tuple(sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib"))
+    stdlib = sysconfig.get_path("stdlib") + os.sep
+    specs = filter(None, map(find_spec, ("fedcsd", "torch")))
+    foreign = tuple(str(Path(spec.origin or "-").parent) + os.sep for spec in specs)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((*foreign, "<frozen"))
+        and (frame.filename.startswith(packages) or not frame.filename.startswith(stdlib))
+    ]
+    frames = [f for f in frames if not f.filename.startswith(packages)] or frames  # a method may be installed
+    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    lines = filter(None, map(str.strip, str(error).splitlines()))
+    return f"{type(error).__name__}: {next(lines, '')}".rstrip(": ") + place
 
 
 class Note(UserWarning):
-    """Something that a user should know and that stops nothing: a warning in Python, one line in the program."""
+    """A fact that a user should know: a warning in Python, one line in the program."""
 
 
 def note(text: str) -> None:
+    """Tell the user a fact that stops nothing."""
     warnings.warn(text, Note, stacklevel=2)
 
 
 def show_notes() -> None:
-    """From here on a note is a plain line, and each is shown once; other warnings stay as they are."""
+    """Print each note once, as a plain line; other warnings are shown as before."""
     show_others, said = warnings.showwarning, set[str]()
 
     def show(
@@ -75,8 +152,10 @@ def show_notes() -> None:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """The names that are most like this one and nearly alike in that, "a or b"; empty if none is, or if they
-    are three that only have other digits."""
+    """Return the known names that are most like this one as "a or b", or "" if none is.
+
+    Three names that differ from it in digits alone (fedcsd1, fedcsd2, fedcsd3) are no help either.
+    """
     by_lower, word = {k.lower(): k for k in sorted(known)}, str(name).lower()
     near = get_close_matches(word, by_lower, n=3, cutoff=0.55)
     alike = [SequenceMatcher(None, k, word).ratio() for k in near]
@@ -87,12 +166,12 @@ def nearest(name: object, known: Iterable[str]) -> str:
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
-    """The error for a name that is not known: names the nearest valid ones, or all of them."""
+    """Return the error for an unknown name; it lists the nearest valid names, or all of them."""
     return UserError(f"unknown {kind} {str(name)!r}: {_instead(name, known)}")
 
 
 def no_option(name: object, of: str, known: Iterable[str]) -> UserError:
-    """The error for an option that a thing does not have."""
+    """Return the error for an option that a thing does not have."""
     names = list(known)
     return UserError(
         f"{str(name)!r} is no option of {of}: {_instead(name, names)}"
@@ -108,7 +187,7 @@ def _instead(name: object, known: Iterable[str]) -> str:
 
 
 def no_run(path: Path, *, to_train: bool = True) -> UserError:
-    """What to say of a folder that was given as a run's, to train it further or to look at it."""
+    """Return the error for a folder that holds no run, with the runs that are near it."""
     inside = sorted(config.parent for config in path.glob("*/config.toml"))
     if any((path / name).exists() for name in ("comparison.json", "planned.json")):
         advice = [f"name one of its runs, such as {inside[0]}"] if inside else []

@@ -2,8 +2,6 @@
 
 import inspect
 import sys
-import sysconfig
-import traceback
 from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from importlib import import_module
@@ -12,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedcsd.errors import RunStopped, UserError
+from fedcsd.errors import RunStopped, UserError, one_line
 from fedcsd.naming import file_of
 
 DIGEST = "__fedcsd_digest__"
@@ -27,7 +25,7 @@ def imported(module: str) -> ModuleType:
     except (Exception, SystemExit) as error:
         missing = isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}.")
         advice = ": install it, or start in the folder that holds it" if missing else ""
-        raise UserError(f"{module} cannot be imported: {_in_short(error)}{advice}") from error
+        raise UserError(f"{module} cannot be imported: {_problem(error)}{advice}") from error
 
 
 def module_of(path: Path, advice: str = "correct the path") -> ModuleType:
@@ -64,7 +62,7 @@ def module_of(path: Path, advice: str = "correct the path") -> ModuleType:
             sys.path.remove(str(path.parent))
         if not isinstance(error, (Exception, SystemExit)):
             raise
-        raise UserError(f"{path.name} cannot be imported: {_in_short(error)}") from error
+        raise UserError(f"{path.name} cannot be imported: {_problem(error)}") from error
     return module
 
 
@@ -73,21 +71,9 @@ def _called(path: Path) -> str:
     return f"fedcsd_{path.stem}_{blake2b(str(path).encode(), digest_size=4).hexdigest()}"
 
 
-def _in_short(error: BaseException) -> str:
-    """An error in one line with its place, and what to do about the commonest one."""
-    if isinstance(error, SyntaxError) and error.filename:
-        return f"{type(error).__name__}: {error.msg} ({Path(error.filename).name}, line {error.lineno})"
-    python = sysconfig.get_path("stdlib")
-    frames = [
-        f
-        for f in traceback.extract_tb(error.__traceback__)
-        if f.filename != __file__
-        and not f.filename.startswith("<frozen")
-        and ("site-packages" in f.filename or not f.filename.startswith(python))
-    ]
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    lines = str(error).splitlines()
-    text = f"{type(error).__name__}: {lines[0] if lines else ''}".rstrip(": ") + place
+def _problem(error: BaseException) -> str:
+    """Return an import's error in one line, with the remedy for the commonest one."""
+    text = one_line(error)
     return f"{text}: write @dataclass(frozen=True)" if "cannot inherit non-frozen dataclass" in text else text
 
 

@@ -206,9 +206,7 @@ def test_ctrl_c_while_the_tables_are_written(
     with monkeypatch.context() as patched:
         patched.setattr(curves, "plot_curves", stop)
         assert guarded(command, debug=False) == 130
-    said = (
-        "interrupted: all runs are finished; the same command again (without --overwrite) writes the tables"
-    )
+    said = "interrupted: the tables are not written; all runs are finished; go on with: the same command again (without --overwrite)"
     assert said in capsys.readouterr().err
     assert guarded(command, debug=False) == 0
     assert (tmp_path / "c/comparison.md").exists()

@@ -293,5 +293,5 @@ def test_a_method_must_be_mended_before_its_run_goes_on(tmp_path: Path) -> None:
         run_once(broken, out=tmp_path / "run")
     with pytest.raises(MethodFailed) as caught:
         fedcsd.compare({"mine": broken}, out=tmp_path / "all", clients=3, rounds=1, train_size=200)
-    assert "; the same command again" in str(caught.value)
+    assert "; go on with: the same command again" in str(caught.value)
     assert "fedcsd resume" not in str(caught.value)

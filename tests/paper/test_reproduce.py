@@ -268,7 +268,7 @@ def test_ctrl_c_and_several_processes(tmp_path: Path, fedcsd: Fedcsd) -> None:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert errors.lstrip().startswith("interrupted: ")
-    assert "6 runs left to train; the same command goes on from here" in errors
+    assert "6 runs left to train; go on with: the same command again" in errors
     assert "Traceback" not in errors
     shared = fedcsd(*arguments, "--jobs", "2")
     assert shared.returncode == 0, shared.stderr

@@ -23,7 +23,7 @@ from fedcsd.cli.options import (
 )
 from fedcsd.config import TABLES, layered
 from fedcsd.deploy.settings import Deployment, deployment_of
-from fedcsd.errors import UserError
+from fedcsd.errors import UserError, end
 from fedcsd.naming import short
 
 FOR_APPS = ("mods", "clipping_norm")  # of use only to an app with mods of its own
@@ -200,7 +200,7 @@ def carried_out(plan: Mapping[str, Any], port: int, watch: Any) -> Any:
             federation.follow(out, status, watch, plan["rounds"], plan["done"])
     except KeyboardInterrupt as error:
         if (out / "config.toml").exists():
-            error.args = (f"{jobs.progress(RunDirectory(out))}; go on with: {again}",)
+            end(error, saved=RunDirectory(out).rounds_saved, command=again)
         raise
     finally:
         if not (out / "config.toml").exists():  # nothing came of it

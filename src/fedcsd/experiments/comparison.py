@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from fedcsd.config import IRRELEVANT, TABLES, Settings, build, by_name, default_of, layered, native, toml_text
-from fedcsd.errors import RunStopped, UserError
+from fedcsd.errors import RunStopped, UserError, end
 from fedcsd.experiments.comparison_folder import FILES, PLANNED, Unfinished, check_folder, ended, run_name
 from fedcsd.experiments.experiment import config_of, folder_of, make_method, method_of, prepare, split_objects
 from fedcsd.experiments.identity import tell_old
 from fedcsd.experiments.run_folder import RunDirectory
-from fedcsd.experiments.running import Job, Run, attempt, begin, load_run, take_up, without_advice
+from fedcsd.experiments.running import Job, Run, attempt, begin, load_run, take_up
 from fedcsd.federation.rounds import Experiment, Watch
 from fedcsd.files import write_whole, writing
 from fedcsd.methods import Method, methods
@@ -21,6 +21,8 @@ from fedcsd.methods._partly_local import PartlyLocal
 from fedcsd.naming import free, labelled, method_table, short
 from fedcsd.results.rows import About, rows, told
 from fedcsd.results.tables import Row, csv_text, latex, markdown
+
+SAME_COMMAND = "the same command again (without --overwrite)"
 
 
 @dataclass(frozen=True)
@@ -248,9 +250,7 @@ def _all_finished(folder: Path | None) -> Iterator[None]:
         yield
     except KeyboardInterrupt as error:
         if folder:
-            error.args = (
-                "all runs are finished; the same command again (without --overwrite) writes the tables",
-            )
+            end(error, cause="the tables are not written", left=0, command=SAME_COMMAND)
         raise
 
 
@@ -307,9 +307,7 @@ def _train_all(
             runs[cell.label].append(attempt(job, watch))
     except (KeyboardInterrupt, RunStopped) as error:
         if cell.path:
-            what = without_advice(error)
-            where = f"{cell.label}, seed {cell.seed}" + (f": {what}" if what else "")
-            error.args = (f"{where}; the same command again (without --overwrite) goes on from there",)
+            end(error, run=f"{cell.label}, seed {cell.seed}", command=SAME_COMMAND, mend=False)
         raise
     return runs
 

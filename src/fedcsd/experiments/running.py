@@ -1,7 +1,6 @@
 """Runs from begin to end: start, train, stop, and take up again what was cut off."""
 
 import math
-import re
 import shlex
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 
 from fedcsd.config import layered, native
 from fedcsd.data.partition import counts_of
-from fedcsd.errors import Diverged, Divergence, MethodFailed, RunStopped, UserError, note
+from fedcsd.errors import Diverged, Divergence, MethodFailed, RunStopped, UserError, end, note
 from fedcsd.experiments import tracking
 from fedcsd.experiments.experiment import FROM_PYTHON, config_of, folder_of, prepare, split_objects
 from fedcsd.experiments.identity import (
@@ -311,7 +310,7 @@ def train(job: Job, watch: Watch | None = None, place: Place = here) -> Run:
                         directory.checkpoint(*federation.save())
                 if isinstance(error, Diverged):
                     _note_divergence(error, federation.round + 1, directory)
-                error.args = (_with_saved(error, directory),)
+                _say_what_is_saved(error, directory)
                 raise
             engine = getattr(backend, "chosen", "") if job.experiment.settings.device == "cuda" else ""
         return _finish(job, federation.server.weights, {"engine": engine} if engine else {})
@@ -347,26 +346,12 @@ def _save_round(job: Job, federation: Federation) -> None:
             job.directory.checkpoint(*federation.save())
 
 
-def progress(directory: RunDirectory) -> str:
-    """How much of a run is saved, in words."""
-    told = {0: "no round was finished", 1: "round 1 is saved"}
-    return told.get(directory.rounds_saved, f"rounds 1 to {directory.rounds_saved} are saved")
-
-
-def _with_saved(error: BaseException, directory: RunDirectory | None) -> str:
-    """What ended a run early, what of it is saved, and how to go on."""
-    message = str(error)
-    if directory is None:
-        return message
-    saved = progress(directory)
-    change = " --lr …" if isinstance(error, Diverged) else ""
-    how = "mend it, then" if isinstance(error, MethodFailed) else "go on with"
-    return "; ".join(filter(None, (message, saved, f"{how}: {directory.again}{change}")))
-
-
-def without_advice(error: BaseException) -> str:
-    """What `_with_saved` made, less how to go on: for where that is another command."""
-    return re.split("; (?:mend it, then|go on with): ", str(error))[0]
+def _say_what_is_saved(error: BaseException, directory: RunDirectory | None) -> None:
+    """Add to what ended a run early the rounds that are saved and the command that continues it."""
+    if directory:
+        change = " --lr …" if isinstance(error, Diverged) else ""
+        again = directory.again + change
+        end(error, saved=directory.rounds_saved, command=again, mend=isinstance(error, MethodFailed))
 
 
 def _finish(job: Job, weights: Weights, how: Mapping[str, Any]) -> Run:
@@ -380,7 +365,7 @@ def _finish(job: Job, weights: Weights, how: Mapping[str, Any]) -> Run:
         with writing(directory.path, error=RunStopped):
             directory.finish(summary, save(state))
     except RunStopped as error:
-        error.args = (_with_saved(error, directory),)
+        _say_what_is_saved(error, directory)
         raise
     mended = tuple(directory.mended)
     return Run(job.config, job.history, summary, state, directory.path, mended=mended)

@@ -16,9 +16,9 @@ from fedcsd.config import Settings
 from fedcsd.data import Dataset
 from fedcsd.data.matching import DOMAINS, Alike
 from fedcsd.data.partition import Rows
-from fedcsd.errors import Diverged, MethodFailed, RunStopped, UserError
+from fedcsd.errors import Diverged, MethodFailed, RunStopped, UserError, one_line
 from fedcsd.federation.backends import memory
-from fedcsd.federation.backends.protocol import Apart, Backend, in_short
+from fedcsd.federation.backends.protocol import Apart, Backend
 from fedcsd.federation.states import MemoryStates, States
 from fedcsd.messages import Ledger, Reply, Request, Tally, merge
 from fedcsd.methods import Method, Server
@@ -177,7 +177,7 @@ class Federation:
                 f"the GPU's memory is full in the method's {part}(): {memory.advice()}"
             ) from error
         except Exception as error:
-            failed = MethodFailed(f"the method's {part}() failed: {in_short(error)}")
+            failed = MethodFailed(f"the method's {part}() failed: {one_line(error)}")
             failed.add_note(traceback.format_exc())
             raise failed from error
 
@@ -354,7 +354,7 @@ class Federation:
 
     def _divergence(self, problem: str, instead: str) -> Diverged:
         lower = f"lower the learning rate (--lr, now {self.settings.lr:g})"
-        return Diverged(f"round {self.round + 1}, {problem}: {lower} or {instead}", problem)
+        return Diverged(problem, self.round + 1, f"{lower} or {instead}")
 
     def _memory(self) -> tuple[Any, ...]:
         ledger = self.ledger

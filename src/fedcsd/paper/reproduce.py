@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 
-from fedcsd.errors import Busy, RunStopped, UserError, unknown
+from fedcsd.errors import Busy, RunStopped, UserError, end, unknown
 from fedcsd.experiments.experiment import prepare
 from fedcsd.experiments.identity import tell_old
 from fedcsd.experiments.run_folder import RunDirectory
-from fedcsd.experiments.running import attempt, without_advice
+from fedcsd.experiments.running import attempt
 from fedcsd.federation.rounds import Watch
 from fedcsd.files import writing
 from fedcsd.paper.exhibits import EXHIBITS, Exhibit, Point
@@ -108,8 +108,7 @@ def reproduce(
             if tables:
                 _write(_parts(EXHIBITS[name], runs, only or {}), choices, runs, out, None)
             left = len({run.path for run in [*todo[name], *later] if not run.ended})
-            said = (without_advice(error), _runs(left), "the same command goes on from here")
-            error.args = ("; ".join(filter(None, said)),)
+            end(error, left=left, command="the same command again", mend=False)
             raise
     return made
 
@@ -126,10 +125,6 @@ def nothing_there(names: Sequence[str], out: Path) -> UserError:
     have = "has" if len(names) == 1 else "have"
     trained = f"{', '.join(names)} {have} no finished run with these settings in {out / 'runs'}"
     return UserError(f"{trained}: leave out --no-train to train what is missing")
-
-
-def _runs(left: int) -> str:
-    return "all runs are finished" if not left else f"{left} run{'s' * (left > 1)} left to train"
 
 
 def _check(runs: Sequence[Planned]) -> None:

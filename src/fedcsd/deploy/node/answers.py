@@ -18,9 +18,8 @@ from fedcsd.data import Dataset
 from fedcsd.deploy.node.store import MEGABYTES, Store, checksum
 from fedcsd.deploy.settings import Deployment
 from fedcsd.deploy.wire import Parcel
-from fedcsd.errors import UserError
+from fedcsd.errors import UserError, one_line
 from fedcsd.experiments.experiment import factory_of, make_method, prepare
-from fedcsd.federation.backends.protocol import in_short
 from fedcsd.messages import Reply, Request
 from fedcsd.packing import described, restored
 from fedcsd.training.workspace import Site
@@ -66,7 +65,7 @@ class Node:
         except UserError as error:
             return self._error(str(error))
         except Exception as error:
-            return self._error(in_short(error))
+            return self._error(one_line(error))
 
     def _error(self, text: str) -> Parcel:
         name = str(self.config.get("site", self.config.get("partition-id", "unnamed")))

@@ -15,9 +15,8 @@ from dataclasses import replace
 
 import torch
 
-from fedcsd.errors import MethodFailed, RunStopped, UserError
+from fedcsd.errors import MethodFailed, RunStopped, UserError, one_line
 from fedcsd.federation.backends import memory
-from fedcsd.federation.backends.protocol import in_short
 from fedcsd.federation.backends.streams import Group, Lanes, Replies, Runner, delivered, device_of_server
 from fedcsd.messages import Reply, Request
 from fedcsd.training.engines.stacked import NotStackable
@@ -117,7 +116,7 @@ class DeviceBackend:
             return error
         if isinstance(error, torch.OutOfMemoryError):
             return RunStopped(f"the GPU's memory does not hold one client's training: {memory.advice()}")
-        failed = MethodFailed(f"client {client} failed: {in_short(error)}")
+        failed = MethodFailed(f"client {client} failed: {one_line(error)}")
         failed.add_note("".join(traceback.format_exception(error)))
         failed.__cause__ = error
         return failed

@@ -24,9 +24,9 @@ from typing import Any
 import torch
 import torch.multiprocessing  # lets tensors go to spawned processes in shared memory
 
-from fedcsd.errors import MethodFailed, RunStopped, UserError
+from fedcsd.errors import MethodFailed, RunStopped, UserError, one_line
 from fedcsd.federation.backends import frames
-from fedcsd.federation.backends.protocol import in_short, one_thread
+from fedcsd.federation.backends.protocol import one_thread
 from fedcsd.messages import Reply, Request
 from fedcsd.training.workspace import Site
 from fedcsd.weights import Layout, Values, Weights
@@ -143,7 +143,7 @@ def _answer(site: Site, request: Request, item: int, state: Values, shared: fram
         header = {"item": item, "samples": reply.samples, "notes": reply.notes, "problem": reply.problem}
         return frames.write(header, joined(reply.values, reply.state), shared)
     except Exception as error:
-        header = {"item": item, "error": in_short(error), "traceback": traceback.format_exc()}
+        header = {"item": item, "error": one_line(error), "traceback": traceback.format_exc()}
         return frames.write(header, {}, None)
 
 

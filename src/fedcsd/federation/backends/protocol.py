@@ -1,16 +1,11 @@
 """Where clients run."""
 
-import os
-import sysconfig
-import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
-import fedcsd
 from fedcsd.messages import Reply, Request
 from fedcsd.weights import Values, Weights
 
@@ -51,15 +46,3 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def in_short(error: Exception) -> str:
-    """An error in one line, with the place in the user's own code if it got there."""
-    here, torch_is = (f"{Path(file).parent}{os.sep}" for file in (fedcsd.__file__, torch.__file__))
-    libraries = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
-    every = traceback.extract_tb(error.__traceback__)
-    beyond = [f for f in every if not f.filename.startswith((here, torch_is, "<frozen"))]
-    frames = [f for f in beyond if not f.filename.startswith(libraries)] or beyond  # it may be installed
-    place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    what = next(filter(None, (line.strip() for line in str(error).splitlines())), "")
-    return f"{type(error).__name__}: {what}".rstrip(": ") + place
