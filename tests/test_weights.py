@@ -5,11 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from fedcsd.aggregation import lerp, weighted_mean
 from fedcsd.errors import Diverged, UserError
-from fedcsd.messages import Ledger, Reply, merge
+from fedcsd.federation.ledger import Ledger, merge
+from fedcsd.messages import Reply, Torn, pack, unpack
 from fedcsd.models.network import Network, find_classifier
-from fedcsd.packing import Torn, pack, unpack
-from fedcsd.weights import Layout, Weights, lerp, weighted_mean
+from fedcsd.weights import Layout, Weights
 
 
 def weights(*numbers: float) -> Weights:

@@ -1,13 +1,23 @@
-"""What a server asks, what clients answer, and what of it must really be sent."""
+"""Requests, replies, and values as bytes: safetensors for tensors, JSON for numbers, never pickle.
 
-from collections.abc import Generator, Iterable, Iterator, Mapping
+Checkpoint files have this form; messages to worker processes have the same entries (`backends.frames`).
+"""
+
+import json
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor
 
-from fedcsd.weights import Value, Values, Weights, nbytes
+from fedcsd.weights import Layout, Value, Values, Weights
 
 
 @dataclass(frozen=True)
@@ -53,88 +63,119 @@ class Reply:
         return self.values[name]
 
 
-def merge(notes: Iterable[Notes]) -> dict[str, float]:
-    """Each measurement's mean over all it was counted on."""
-    sums: dict[str, tuple[float, float]] = {}
-    for some in notes:
-        for name, (total, count) in some.items():
-            before = sums.get(name, (0.0, 0.0))
-            sums[name] = (before[0] + total, before[1] + count)
-    return {name: total / count for name, (total, count) in sums.items() if count}
+class Torn(ValueError):
+    """Bytes that are incomplete or damaged."""
 
 
-@dataclass
-class Tally:
-    """What a round's exchanges cost and measured."""
-
-    bytes_down: int = 0
-    bytes_up: int = 0
-    notes: list[Notes] = field(default_factory=list)
-    failed: set[int] = field(default_factory=set)
-    left_out: dict[int, str] = field(default_factory=dict)
-    asked: bool = False
-    open: str = ""
-    """the request whose replies are being read"""
-    reading: Iterator[Reply] | None = None
-
-    def close(self) -> None:
-        """Nobody reads on: let the backend know now, and not when the last traceback is forgotten."""
-        if isinstance(self.reading, Generator):
-            self.reading.close()
+def finite(value: Any) -> Any:
+    """The same JSON value with NaN and infinities, which JSON does not have, as null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return value
 
 
-class Ledger:
-    """Knows what each client holds already, and so which bytes a message to it must carry.
+def parsed(text: bytes) -> Any:
+    """The value that JSON stands for, with NaN and infinities as null."""
+    return json.loads(text, parse_constant=lambda name: None)
 
-    Within a round a value goes to a client once. A client that took part in the last round still
-    holds what it was sent then; weights with a recipe (the moving-average teacher) it makes itself.
-    """
 
-    def __init__(self, clients: int):
-        self.last_round = np.full(clients, -1, dtype=np.int64)
-        self.previous: set[int] = set()
-        self.current: set[int] = set()
-        self._sent: list[Value] = []
+def check_kinds(values: Mapping[str, Any], whose: str) -> None:
+    """Refuse what a method would send or keep and cannot."""
+    for name, value in values.items():
+        if not isinstance(value, (Weights, Tensor, bool, int, float, np.bool_, np.integer, np.floating)):
+            raise TypeError(
+                f"{whose}'s {name!r} is a {type(value).__name__}: only weights, tensors and numbers can be sent or kept"
+            )
 
-    def begin(self) -> None:
-        """A new round: what was sent in the last one becomes what its cohort holds."""
-        self.previous, self.current, self._sent = self.current, set(), []
 
-    def missing(self, values: Values) -> tuple[list[str], list[str]]:
-        """Names of the values that every client must be sent now, and of those that only clients
-        that sat out the last round must be sent."""
-        tokens = self.current | {v.token for v in values.values() if isinstance(v, Weights)}
-        everyone, returning = [], []
-        for name, value in values.items():
-            if any(value is sent for sent in self._sent) or (
-                isinstance(value, Weights) and value.token in self.current
-            ):
-                continue
-            recipe = value.recipe if isinstance(value, Weights) else None
-            if recipe and recipe[0] in self.previous and recipe[1] in tokens:
-                returning.append(name)
-            else:
-                everyone.append(name)
-        return everyone, returning
+def pack(header: Mapping[str, Any], values: Mapping[str, Value], *, checksum: bool = False) -> bytes:
+    """One safetensors blob: `header` is any JSON, `values` tensors, weights and numbers by name."""
+    described_tensors, entries = described(values)
+    storages: set[int] = set()
+    tensors = {name: _own(tensor, storages) for name, tensor in described_tensors.items()}
+    body = json.dumps({"header": header, "values": entries})
+    return save(tensors, {"fedcsd": body} | ({"crc32": _checksum(body, tensors)} if checksum else {}))
 
-    def send(self, round: int, clients: Iterable[int], values: Values) -> int:
-        """Bytes that this request costs over these clients; notes that they hold its values now."""
-        everyone, returning = self.missing(values)
-        # The same weights under two names travel once.
-        different = {getattr(values[name], "token", id(values[name])): values[name] for name in everyone}
-        base = sum(nbytes(v) for v in different.values())
-        extra = sum(nbytes(values[name]) for name in returning)
-        total = sum(base + (0 if self.last_round[k] == round - 1 else extra) for k in clients)
-        self._sent += [v for v in values.values() if isinstance(v, (Weights, Tensor))]
-        self.current |= {v.token for v in values.values() if isinstance(v, Weights)}
-        return total
 
-    def took_part(self, round: int, client: int) -> None:
-        self.last_round[client] = round
+def described(values: Mapping[str, Value]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Values as tensors on the CPU, by name, and what else there is to know of each, as JSON."""
+    tensors: dict[str, Tensor] = {}
+    entries: dict[str, Any] = {}
+    written: dict[int, str] = {}
+    for name, value in values.items():
+        if isinstance(value, (np.bool_, np.integer, np.floating)):
+            value = value.item()
+        if isinstance(value, (bool, int, float)):
+            entries[name] = {"number": value}
+            continue
+        check_kinds({name: value}, "what is packed")
+        tensor = value.flat if isinstance(value, Weights) else value
+        # Two names may mean one tensor (the first teacher is the global model): write it once.
+        key = written.setdefault(id(tensor), name)
+        if key == name:
+            tensors[name] = tensor.detach().cpu()
+        entries[name] = {"tensor": key}
+        if isinstance(value, Weights):
+            entries[name] |= {"token": value.token, "recipe": value.recipe}
+    return tensors, entries
 
-    def to_json(self) -> dict[str, Any]:
-        return {"last_round": self.last_round.tolist(), "current": sorted(self.current)}
 
-    def from_json(self, saved: Mapping[str, Any]) -> None:
-        self.last_round = np.array(saved["last_round"], dtype=np.int64)
-        self.current = set(saved["current"])
+def restored(entries: Mapping[str, Any], tensors: Mapping[str, Tensor], layout: Layout) -> dict[str, Value]:
+    """The values that `described` took apart."""
+    values: dict[str, Value] = {}
+    for name, entry in entries.items():
+        if "number" in entry:
+            values[name] = entry["number"]
+            continue
+        tensor = tensors[entry["tensor"]]
+        recipe = tuple(entry["recipe"]) if entry.get("recipe") else None
+        values[name] = Weights(layout, tensor, entry["token"], recipe) if "token" in entry else tensor
+    return values
+
+
+def _own(tensor: Tensor, storages: set[int]) -> Tensor:
+    """The tensor with its numbers to itself; a view of something larger, or of something that is written
+    already, is copied."""
+    tensor = tensor.contiguous()
+    storage = tensor.untyped_storage()
+    if storage.nbytes() == tensor.nbytes and storage.data_ptr() not in storages:
+        storages.add(storage.data_ptr())
+        return tensor
+    return tensor.clone()
+
+
+def unpack(blob: bytes, layout: Layout) -> tuple[dict[str, Any], dict[str, Value]]:
+    """The header and the values of a packed blob; its checksum is compared if it has one."""
+    try:
+        size = int.from_bytes(blob[:8], "little")
+        metadata = json.loads(blob[8 : 8 + size])["__metadata__"]
+        tensors = load(blob)
+        if "crc32" in metadata and metadata["crc32"] != _checksum(metadata["fedcsd"], tensors):
+            raise Torn("the checksum does not match")
+        body = json.loads(metadata["fedcsd"])
+    except (SafetensorError, ValueError, KeyError) as error:
+        raise Torn(f"not a complete fedcsd blob: {error}") from error
+    return body["header"], restored(body["values"], tensors, layout)
+
+
+def header_of(path: Path) -> dict[str, Any]:
+    """The header of a packed file, without reading its tensors."""
+    try:
+        with open(path, "rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            start = file.read(min(size, path.stat().st_size))
+        header: dict[str, Any] = json.loads(json.loads(start)["__metadata__"]["fedcsd"])["header"]
+    except (ValueError, KeyError) as error:
+        raise Torn(f"not a complete fedcsd blob: {error}") from error
+    return header
+
+
+def _checksum(body: str, tensors: Mapping[str, Tensor]) -> str:
+    total = crc32(body.encode())
+    for name in sorted(tensors):
+        total = crc32(tensors[name].reshape(-1).view(torch.uint8).numpy().data, total)
+    return f"{total:08x}"

@@ -1,4 +1,4 @@
-"""A model's weights as one flat vector with names, and the arithmetic that servers do on them.
+"""A model's weights as one flat vector with names.
 
 Weights are the trainable parameters followed by every other floating-point tensor of the model
 (frozen parameters, BatchNorm's running statistics): all of it is averaged. Integer buffers such as
@@ -6,17 +6,17 @@ Weights are the trainable parameters followed by every other floating-point tens
 """
 
 import os
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from math import prod
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedcsd.errors import Diverged, UserError
+from fedcsd.errors import UserError
 
 
 def float_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -155,61 +155,6 @@ def _check_shape(function: str, given: Tensor, wanted: Tensor, what: str) -> Non
     if not isinstance(given, Tensor) or given.shape != wanted.shape:
         found = list(given.shape) if isinstance(given, Tensor) else f"a {type(given).__name__}"
         raise ValueError(f"{function} takes a tensor {list(wanted.shape)}, {what}; it was given {found}")
-
-
-PIECE = 1 << 16  # numbers at a time on a CPU: in float64 they have room near the processor
-
-
-class Mean:
-    """A weighted mean of tensors, folded in one by one.
-
-    The sum is kept in float64, so that equal values average to exactly those.
-    """
-
-    def __init__(self) -> None:
-        self.total: Tensor | None = None
-        self.weight = 0.0
-
-    def add(self, value: Tensor, weight: float = 1) -> None:
-        if self.total is None:
-            self.total, self.dtype = value.new_zeros(value.shape, dtype=torch.float64), value.dtype
-        size = PIECE if value.is_cpu else max(1, value.numel())
-        totals, values = torch.split(self.total.view(-1), size), torch.split(value.reshape(-1), size)
-        for total, piece in zip(totals, values, strict=True):
-            total.add_(piece, alpha=weight)
-        self.weight += weight
-
-    @property
-    def value(self) -> Tensor:
-        if self.total is None:
-            raise Diverged("no client of this round returned usable weights: lower the learning rate (--lr)")
-        return (self.total / self.weight).to(self.dtype)
-
-
-class Weighted(Protocol):
-    """What can be averaged: a reply with a number of samples and weights."""
-
-    @property
-    def samples(self) -> int: ...
-    @property
-    def weights(self) -> Weights: ...
-
-
-def weighted_mean(replies: Iterable[Weighted]) -> Weights:
-    """`Σ p_k w_k` with `p_k = n_k / Σ n_j` over these replies, folded in as they arrive."""
-    mean, last = Mean(), None
-    for reply in replies:
-        last = reply.weights
-        mean.add(last.flat, reply.samples)
-    flat = mean.value
-    assert last is not None
-    return last.like(flat)
-
-
-def lerp(first: Weights, second: Weights, t: float) -> Weights:
-    """`(1 − t)·first + t·second`: the moving average of models."""
-    flat = torch.lerp(first.flat, second.flat, t)
-    return Weights(first.layout, flat, recipe=(first.token, second.token, t))
 
 
 Value = Weights | Tensor | int | float

@@ -9,15 +9,16 @@ import pytest
 import torch
 
 import fedcsd
+from fedcsd.aggregation import weighted_mean
 from fedcsd.experiments import run_folder as runs
 from fedcsd.federation import states
 from fedcsd.federation.rounds import Federation, cohort
 from fedcsd.federation.states import DiskStates, MemoryStates, file_name
+from fedcsd.messages import header_of
 from fedcsd.methods import Ask, Server
 from fedcsd.methods.fedavg import FedAvg
-from fedcsd.packing import header_of
 from fedcsd.training import Client
-from fedcsd.weights import Values, Weights, weighted_mean
+from fedcsd.weights import Values, Weights
 from helpers.federations import Here, blobs, small
 from helpers.program import in_process
 from helpers.runs import same, stop_after

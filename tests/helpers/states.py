@@ -7,14 +7,15 @@ from typing import Any
 import torch
 
 import fedcsd
+from fedcsd.aggregation import weighted_mean
 from fedcsd.config import option
 from fedcsd.federation import states
 from fedcsd.federation.states import file_name
+from fedcsd.messages import header_of
 from fedcsd.methods import Ask, Server
 from fedcsd.methods.fedavg import FedAvg
-from fedcsd.packing import header_of
 from fedcsd.training import Client
-from fedcsd.weights import Values, Weights, weighted_mean
+from fedcsd.weights import Values, Weights
 from helpers.federations import blobs
 
 SETTINGS: dict[str, Any] = {

@@ -12,8 +12,8 @@ import fedcsd
 from fedcsd.config import describe
 from fedcsd.federation.rounds import Experiment, Federation, cohort
 from fedcsd.federation.states import DiskStates
+from fedcsd.messages import pack, unpack
 from fedcsd.methods import Method, methods
-from fedcsd.packing import pack, unpack
 from helpers.federations import Here, blobs, one_class_net, small
 
 STRONG: dict[str, dict[str, Any]] = {

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
+from fedcsd.aggregation import lerp
 from fedcsd.errors import UserError
 from fedcsd.federation.rounds import Experiment, Federation
 from fedcsd.messages import Request
@@ -17,7 +18,7 @@ from fedcsd.methods.fedavg import FedAvg
 from fedcsd.methods.fedcsd import FedCSD
 from fedcsd.objectives import csd_loss
 from fedcsd.training import Batch, Client
-from fedcsd.weights import Values, Weights, lerp
+from fedcsd.weights import Values, Weights
 from helpers.federations import Here, blobs, one_class_net, small
 
 
@@ -218,7 +219,7 @@ def test_a_client_that_was_away_is_sent_the_teacher() -> None:
 
 
 def test_resume_in_the_middle_is_bit_for_bit() -> None:
-    from fedcsd.packing import pack, unpack
+    from fedcsd.messages import pack, unpack
 
     whole = trained(FedCSD(mu=0.1), rounds=4, participation=0.75)
     half = trained(FedCSD(mu=0.1), rounds=2, participation=0.75)

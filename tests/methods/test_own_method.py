@@ -9,13 +9,14 @@ import pytest
 import torch
 
 import fedcsd
+from fedcsd.aggregation import weighted_mean
 from fedcsd.config import option
 from fedcsd.errors import Diverged, MethodFailed, UserError
 from fedcsd.federation.rounds import Federation
 from fedcsd.methods import Ask, Server
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.training import Client
-from fedcsd.weights import Values, Weights, weighted_mean
+from fedcsd.weights import Values, Weights
 from helpers.federations import Here, blobs, small
 from helpers.runs import run_once
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import fedcsd
+from fedcsd.aggregation import weighted_mean
 from fedcsd.errors import Diverged, MethodFailed, Note
 from fedcsd.federation.backends import memory
 from fedcsd.federation.backends.device import DeviceBackend
@@ -18,7 +19,7 @@ from fedcsd.federation.rounds import Federation
 from fedcsd.methods import Ask, Server
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.training import Batch, Client
-from fedcsd.weights import Values, Weights, weighted_mean
+from fedcsd.weights import Values, Weights
 from helpers.federations import small
 from helpers.runs import run_once
 

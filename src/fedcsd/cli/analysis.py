@@ -230,7 +230,7 @@ def folder_for(paths: Sequence[Path]) -> Path:
 
 
 def write_json(path: Path, content: Any) -> Path:
-    from fedcsd.packing import finite
+    from fedcsd.messages import finite
 
     path.write_text(json.dumps(finite(content)) + "\n", encoding="utf-8")
     return path

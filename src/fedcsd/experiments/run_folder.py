@@ -33,7 +33,7 @@ from fedcsd.errors import Busy, Divergence, UserError, no_run, note
 from fedcsd.experiments.provenance import facts
 from fedcsd.federation import states
 from fedcsd.files import names_in, write_whole, writing
-from fedcsd.packing import Torn, finite, header_of, pack, parsed, unpack
+from fedcsd.messages import Torn, finite, header_of, pack, parsed, unpack
 from fedcsd.weights import Layout, Value
 
 T = TypeVar("T")

@@ -19,13 +19,13 @@ from fedcsd.data.partition import Rows
 from fedcsd.errors import Diverged, MethodFailed, RunStopped, UserError, one_line
 from fedcsd.federation.backends import memory
 from fedcsd.federation.backends.protocol import Apart, Backend
+from fedcsd.federation.ledger import Ledger, Tally, merge
 from fedcsd.federation.states import MemoryStates, States
-from fedcsd.messages import Ledger, Reply, Request, Tally, merge
+from fedcsd.messages import Reply, Request, check_kinds, finite
 from fedcsd.methods import Method, Server
 from fedcsd.methods._own import is_own, note_if_same
 from fedcsd.models import Factory
 from fedcsd.models.network import Network
-from fedcsd.packing import check_kinds, finite
 from fedcsd.plugins import check_call
 from fedcsd.training.client import Observer
 from fedcsd.training.workspace import Site

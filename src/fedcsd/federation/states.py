@@ -17,7 +17,7 @@ from typing import Any
 from fedcsd.config import Settings
 from fedcsd.errors import RunStopped
 from fedcsd.files import flush, writing
-from fedcsd.packing import Torn, pack, unpack
+from fedcsd.messages import Torn, pack, unpack
 from fedcsd.weights import Layout, Value, Values
 
 FOLDER = "clients"

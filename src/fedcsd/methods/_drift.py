@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
+from fedcsd.aggregation import Mean
 from fedcsd.messages import Reply
 from fedcsd.methods.base import Server
-from fedcsd.weights import Mean
 
 
 def average_with_drift(server: Server, replies: Iterable[Reply]) -> None:

@@ -5,10 +5,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedcsd.aggregation import Mean
 from fedcsd.methods.base import Ask, Server
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.training import Client
-from fedcsd.weights import Layout, Mean, Values, Weights
+from fedcsd.weights import Layout, Values, Weights
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedcsd.aggregation import weighted_mean
 from fedcsd.methods.base import Ask, Method, Server
 from fedcsd.training import Batch, Client
-from fedcsd.weights import Values, Weights, weighted_mean
+from fedcsd.weights import Values, Weights
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
+from fedcsd.aggregation import weighted_mean
 from fedcsd.config import option
 from fedcsd.methods.base import Ask, Server
 from fedcsd.methods.fedavg import FedAvg
-from fedcsd.weights import weighted_mean
 
 
 @dataclass(frozen=True)

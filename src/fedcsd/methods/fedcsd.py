@@ -8,13 +8,14 @@ from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
+from fedcsd.aggregation import lerp, weighted_mean
 from fedcsd.config import option
 from fedcsd.errors import UserError
 from fedcsd.kernels import csd
 from fedcsd.methods.base import Ask, Method, Server
 from fedcsd.objectives import authors_csd_loss, average_over_holders, class_prototypes, soft_label_mask
 from fedcsd.training import Batch, Client
-from fedcsd.weights import Values, Weights, lerp, weighted_mean
+from fedcsd.weights import Values, Weights
 
 
 @dataclass(frozen=True)

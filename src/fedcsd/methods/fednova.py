@@ -6,11 +6,12 @@ NeurIPS 2020.
 
 from dataclasses import dataclass
 
+from fedcsd.aggregation import Mean
 from fedcsd.methods.base import Ask, Server
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.training import Client
 from fedcsd.training.optimizer import effective_steps
-from fedcsd.weights import Mean, Values, Weights
+from fedcsd.weights import Values, Weights
 
 
 @dataclass(frozen=True)

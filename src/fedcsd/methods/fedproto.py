@@ -9,12 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedcsd.aggregation import Mean
 from fedcsd.config import option
 from fedcsd.methods.base import Ask, Server
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.objectives import HolderMean, class_prototypes
 from fedcsd.training import Batch, Client
-from fedcsd.weights import Mean, Values, Weights
+from fedcsd.weights import Values, Weights
 
 
 @dataclass(frozen=True)

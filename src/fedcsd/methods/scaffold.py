@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedcsd.aggregation import Mean, weighted_mean
 from fedcsd.messages import Reply
 from fedcsd.methods.base import Ask, Server
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.training import Client
 from fedcsd.training.optimizer import effective_steps
-from fedcsd.weights import Mean, Values, Weights, weighted_mean
+from fedcsd.weights import Values, Weights
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from fedcsd.aggregation import weighted_mean
 from fedcsd.config import option
 from fedcsd.methods import Ask, Server
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.training import Batch, Client
-from fedcsd.weights import Values, Weights, weighted_mean
+from fedcsd.weights import Values, Weights
 from torch import Tensor
 
 

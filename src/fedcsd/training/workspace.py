@@ -21,10 +21,9 @@ from fedcsd.data.dataset import Dataset
 from fedcsd.data.matching import Alike
 from fedcsd.errors import Diverged
 from fedcsd.kernels.vectors import cross_entropy, look_up
-from fedcsd.messages import Reply, Request
+from fedcsd.messages import Reply, Request, check_kinds
 from fedcsd.models import Factory
 from fedcsd.models.network import Network, Outputs, concatenated
-from fedcsd.packing import check_kinds
 from fedcsd.plugins import check_call
 from fedcsd.training.client import Client, Engine, Observer
 from fedcsd.training.engines.eager import Eager

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fedcsd
+from fedcsd.aggregation import weighted_mean
 from fedcsd.errors import MethodFailed
 from fedcsd.federation.backends import streams
 from fedcsd.federation.backends.device import DeviceBackend
@@ -21,7 +22,6 @@ from fedcsd.results.analysis.drift import Meter
 from fedcsd.training import Client
 from fedcsd.training.task import Batch
 from fedcsd.training.workspace import Site
-from fedcsd.weights import weighted_mean
 from helpers.engines import Enclosed, Wrong, assigning, experiment, pictures, trained
 
 pytestmark = pytest.mark.gpu

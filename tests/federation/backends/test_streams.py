@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedcsd.aggregation import weighted_mean
 from fedcsd.experiments.machine import backend_for
 from fedcsd.federation.backends.device import DeviceBackend
 from fedcsd.federation.backends.streams import HELD, Dealt
@@ -16,7 +17,6 @@ from fedcsd.messages import Request
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.training import Client
 from fedcsd.training.engines.graphs import Launcher
-from fedcsd.weights import weighted_mean
 from helpers.engines import experiment, interrupted
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedcsd import data as fedcsd_data
 from fedcsd.__version__ import __version__
+from fedcsd.aggregation import lerp
 from fedcsd.config import Settings, build, parse_assignments
 from fedcsd.data import Dataset
 from fedcsd.deploy.node.store import MEGABYTES, Store, checksum
@@ -20,10 +21,9 @@ from fedcsd.deploy.settings import Deployment
 from fedcsd.deploy.wire import Parcel
 from fedcsd.errors import UserError, one_line
 from fedcsd.experiments.experiment import factory_of, make_method, prepare
-from fedcsd.messages import Reply, Request
-from fedcsd.packing import described, restored
+from fedcsd.messages import Reply, Request, described, restored
 from fedcsd.training.workspace import Site
-from fedcsd.weights import Layout, Values, Weights, lerp
+from fedcsd.weights import Layout, Values, Weights
 
 SITES_KEPT = 2  # in memory: an experiment that changes is not built anew for every message
 

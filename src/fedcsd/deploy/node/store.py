@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedcsd.packing import Torn, pack, unpack
+from fedcsd.messages import Torn, pack, unpack
 from fedcsd.weights import Layout, Values, Weights
 
 RUNS, MEGABYTES = 8, 4096  # what a node keeps at most; the run in progress always stays

@@ -9,8 +9,7 @@ from fedcsd.deploy.settings import Deployment
 from fedcsd.deploy.wire import Parcel
 from fedcsd.experiments.run_folder import CHECKPOINTS_KEPT
 from fedcsd.federation.states import Saved, States
-from fedcsd.messages import Request
-from fedcsd.packing import described
+from fedcsd.messages import Request, described
 from fedcsd.weights import Value, Values, Weights
 
 

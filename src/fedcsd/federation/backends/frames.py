@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedcsd.packing import described, restored
+from fedcsd.messages import described, restored
 from fedcsd.weights import Layout, Value
 
 ALIGNED = 64

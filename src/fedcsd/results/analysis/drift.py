@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedcsd.aggregation import Mean
 from fedcsd.data.partition import counts_of
 from fedcsd.errors import Diverged, RunStopped
 from fedcsd.experiments.comparison import Choice, choices_of
@@ -36,7 +37,7 @@ from fedcsd.results.plots import method_label
 from fedcsd.results.rows import told
 from fedcsd.results.style import COLOURS, PAGE, dress, lettered, look, printed, verbatim
 from fedcsd.training import Client
-from fedcsd.weights import Mean, Weights
+from fedcsd.weights import Weights
 
 PAPER = ("fedavg", "feature_distillation", "logit_distillation", "fedcsd")
 IMAGES = 10_000  # test images that models are compared on, the first ones

@@ -14,7 +14,7 @@ from fedcsd.config import IRRELEVANT, applied
 from fedcsd.data.partition import Counts
 from fedcsd.experiments.summary import summarise
 from fedcsd.experiments.tracking import settings_text
-from fedcsd.packing import finite
+from fedcsd.messages import finite
 from fedcsd.results.report.measures import charts, series
 from fedcsd.results.report.runs import DAMAGE, Found, Seen, common, find
 from fedcsd.results.rows import About, rows, told
