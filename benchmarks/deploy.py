@@ -21,7 +21,8 @@ from safetensors.torch import load_file
 
 from fedcsd.deploy.local import Federation
 from fedcsd.experiments.run_folder import RunDirectory
-from fedcsd.federation.rounds import Record, Watch
+from fedcsd.federation.callbacks import Callbacks
+from fedcsd.federation.evaluation import Record
 
 
 class Relay:
@@ -58,7 +59,7 @@ class Relay:
                 one.shutdown(socket.SHUT_RDWR)
 
 
-class Marks(Watch):
+class Marks(Callbacks):
     """What the relay had counted when each round was seen to be done."""
 
     def __init__(self, relay: Relay):

@@ -35,10 +35,10 @@ from torch.nn import functional as F
 
 from fedcsd.data import Dataset
 from fedcsd.errors import UserError
-from fedcsd.experiments.experiment import prepare
+from fedcsd.experiments.experiment import Experiment, prepare
 from fedcsd.experiments.provenance import commit
 from fedcsd.federation.backends.device import DeviceBackend
-from fedcsd.federation.rounds import Experiment, Federation
+from fedcsd.federation.rounds import Federation
 from fedcsd.methods import methods
 
 

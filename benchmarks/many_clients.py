@@ -18,11 +18,10 @@ import numpy as np
 import psutil
 from plain_loop import images
 
-import fedcsd.federation.rounds as federation_module
 from fedcsd.data import Dataset, load
-from fedcsd.experiments.experiment import prepare
+from fedcsd.experiments.experiment import Experiment, prepare
 from fedcsd.federation.backends.local import LocalBackend, cores
-from fedcsd.federation.rounds import Experiment, Federation
+from fedcsd.federation.rounds import Federation
 from fedcsd.methods.fedcsd import FedCSD
 
 CLIENTS, COHORT = 10_000, 50
@@ -78,8 +77,8 @@ def main() -> None:
     others = [k for k in range(CLIENTS) if k not in set(cohort)][: 100 - COHORT]
     small = build(data, 100, [large.parts[k] for k in [*cohort, *others]])
     # Both federations draw the clients that hold these rows.
-    federation_module.cohort = lambda settings, round: (
-        cohort if settings.clients == CLIENTS else list(range(COHORT))
+    Federation.drawn = lambda self: (  # type: ignore[method-assign]
+        cohort if self.settings.clients == CLIENTS else list(range(COHORT))
     )
 
     times: dict[str, list[float]] = {"100 clients": [], "10,000 clients": []}

@@ -18,7 +18,9 @@ import numpy as np
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.federation.backends.device import DeviceBackend
 from fedcsd.federation.backends.local import LocalBackend
-from fedcsd.federation.rounds import Federation, Record, Watch
+from fedcsd.federation.callbacks import Callbacks
+from fedcsd.federation.evaluation import Record
+from fedcsd.federation.rounds import Federation
 from fedcsd.messages import Reply
 from fedcsd.training.workspace import Site
 
@@ -69,7 +71,7 @@ class Phase:
         return lambda moment: float(np.interp(moment, times, sums))
 
 
-class Meter(Watch):
+class Meter(Callbacks):
     """Takes every round apart. `told` is called before the first and after each, outside of what is timed."""
 
     PLACES: ClassVar[list[tuple[type, str]]] = [
@@ -156,7 +158,7 @@ class Meter(Watch):
 
         def ask(self_: Any, request: Any, *arguments: Any) -> Iterator[Reply]:
             replies = inner(self_, request, *arguments)
-            personal = request.function == "test_personal"  # a part of evaluation
+            personal = request.kind == "personal"  # a part of evaluation
             return replies if personal else self._phase(replies, len(getattr(self_, "lanes", "1")))
 
         backend.ask = ask  # type: ignore[attr-defined]

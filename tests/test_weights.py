@@ -7,7 +7,8 @@ from torch import nn
 
 from fedcsd.aggregation import lerp, weighted_mean
 from fedcsd.errors import Diverged, UserError
-from fedcsd.federation.ledger import Ledger, merge
+from fedcsd.federation.ledger import Ledger
+from fedcsd.federation.requests import means_of_notes
 from fedcsd.messages import Reply, Torn, pack, unpack
 from fedcsd.models.network import Network, find_classifier
 from fedcsd.weights import Layout, Weights
@@ -183,7 +184,7 @@ def test_a_changed_byte_is_noticed() -> None:
 
 
 def test_notes_add_up_over_clients() -> None:
-    merged = merge([{"a": (3.0, 4.0)}, {"a": (0.0, 4.0), "b": (1.0, 1.0)}, {"c": (0.0, 0.0)}])
+    merged = means_of_notes([{"a": (3.0, 4.0)}, {"a": (0.0, 4.0), "b": (1.0, 1.0)}, {"c": (0.0, 0.0)}])
     assert merged == {"a": 3 / 8, "b": 1.0}
 
 
@@ -195,14 +196,14 @@ def test_the_ledger_counts_what_must_be_sent() -> None:
     assert ledger.send(0, [0, 1], {"weights": first, "teacher": first}) == 2 * 40
     assert ledger.send(0, [0, 1], {"weights": first, "teacher": first, "prototypes": prototypes}) == 2 * 20
     for client in (0, 1):
-        ledger.took_part(0, client)
+        ledger.took_part(0, [client])
     # Round 1: client 0 makes the new teacher itself, client 2 was away and must be sent it.
     second = weights(*[1.0] * 10)
     teacher = lerp(first, second, 0.1)
     ledger.begin()
     assert ledger.send(1, [0, 2], {"weights": second, "teacher": teacher}) == 40 + 80
-    ledger.took_part(1, 0)
-    ledger.took_part(1, 2)
+    ledger.took_part(1, [0])
+    ledger.took_part(1, [2])
     # Round 2: client 1 was away, so its teacher is too old to go on from.
     third = weights(*[2.0] * 10)
     saved = ledger.to_json()

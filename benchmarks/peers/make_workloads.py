@@ -13,7 +13,7 @@ from fedcsd import seeds
 from fedcsd.config import Settings as Config
 from fedcsd.data import Dataset, load, split
 from fedcsd.errors import UserError
-from fedcsd.federation.rounds import cohort
+from fedcsd.federation.cohort import cohort
 
 TEST = 2000
 Rows = list[np.ndarray]

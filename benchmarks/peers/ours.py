@@ -9,9 +9,10 @@ from torch import nn
 from workload import IMAGES, NETWORKS, Work, arguments, read
 
 from fedcsd.data import Dataset
-from fedcsd.experiments.experiment import prepare
+from fedcsd.experiments.experiment import Experiment, prepare
 from fedcsd.federation.backends.local import LocalBackend, cores
-from fedcsd.federation.rounds import Experiment, Federation, cohort
+from fedcsd.federation.cohort import cohort
+from fedcsd.federation.rounds import Federation
 from fedcsd.methods.fedavg import FedAvg
 
 

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from zlib import crc32
 
 import numpy as np
@@ -19,14 +19,18 @@ from torch import Tensor
 
 from fedcsd.weights import Layout, Value, Values, Weights
 
+Kind = Literal["train", "query", "personal", "evaluate"]
+"""What a request asks of a client: to train, to answer without training, or to test its own or the global model."""
+
 
 @dataclass(frozen=True)
 class Request:
-    """One question to a cohort: which function of the method's client half, with which values."""
+    """One request to a cohort: a function of the method's client half, and its arguments."""
 
     round: int
     function: str
     values: Values
+    kind: Kind = "query"
 
 
 Notes = dict[str, tuple[float, float]]

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from fedcsd.data.dataset import Dataset, Groups
 from fedcsd.data.matching import FEWEST, Alike
-from fedcsd.federation.rounds import Experiment, Federation
+from fedcsd.experiments.experiment import Experiment
+from fedcsd.federation.rounds import Federation
 from fedcsd.methods.fedavg import FedAvg
 from helpers.federations import Here, blobs, small
 

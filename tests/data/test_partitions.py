@@ -14,7 +14,8 @@ from fedcsd.data import Groups
 from fedcsd.data import split as split_by
 from fedcsd.data.partition import hold_out, packed
 from fedcsd.errors import Note, UserError
-from fedcsd.federation.rounds import Federation, cohort, failing
+from fedcsd.federation.cohort import cohort, failing
+from fedcsd.federation.rounds import Federation
 from fedcsd.messages import Request
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.methods.fedcsd import FedCSD

@@ -9,7 +9,7 @@ import pytest
 from fedcsd.deploy.local import Federation
 from fedcsd.deploy.processes import MARK, marked
 from fedcsd.experiments.run_folder import RunDirectory
-from fedcsd.federation.rounds import Watch
+from fedcsd.federation.callbacks import Callbacks
 from helpers.deployments import same_bits, settings, simulated
 
 METHODS = ("fedavg", "fedcsd", "moon", "scaffold")
@@ -26,7 +26,7 @@ def like_mnist(path: Path) -> str:
     return str(path)
 
 
-class Seen(Watch):
+class Seen(Callbacks):
     """Remembers who answered."""
 
     def __init__(self) -> None:

@@ -14,7 +14,7 @@ import pytest
 from fedcsd.deploy.keys import make_node_key
 from fedcsd.deploy.local import Federation, read_status
 from fedcsd.experiments.run_folder import RunDirectory
-from fedcsd.federation.rounds import Watch
+from fedcsd.federation.callbacks import Callbacks
 from helpers.deployments import same_bits, settings, simulated
 
 EVIL = '''
@@ -108,7 +108,7 @@ def test_trouble_ends_with_the_right_weights(tmp_path: Path) -> None:
         federation.processes.end("superlink", signal.SIGKILL)
         federation.start_superlink()
         status = federation.run({**values, "resume": True}, client=EVIL)
-        federation.follow(out, status, Watch(), 6)
+        federation.follow(out, status, Callbacks(), 6)
 
     history = RunDirectory(out).history()
     assert [r["refused"] for r in history] == [1, 1, 1, 1, 0, 1]

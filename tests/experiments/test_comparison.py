@@ -22,7 +22,7 @@ from fedcsd.errors import Diverged, Divergence, Note, UserError
 from fedcsd.experiments.comparison import rows
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.summary import summarise
-from fedcsd.federation.rounds import Watch
+from fedcsd.federation.callbacks import Callbacks
 from fedcsd.results import curves, tables
 from fedcsd.results import terminal as console
 from fedcsd.results.tables import Row
@@ -170,9 +170,9 @@ def test_own_data_with_holdout() -> None:
 
 
 def begun(seen: list[tuple[str, int]]) -> Any:
-    def on_start(label: str, seed: int, rounds: int, more: int) -> Watch:
+    def on_start(label: str, seed: int, rounds: int, more: int) -> Callbacks:
         seen.append((label, seed))
-        return Watch()
+        return Callbacks()
 
     return on_start
 

@@ -12,7 +12,7 @@ import pytest
 import fedcsd as package
 from fedcsd.errors import UserError
 from fedcsd.experiments.comparison_folder import FILES, Unfinished
-from fedcsd.federation.rounds import Watch
+from fedcsd.federation.callbacks import Callbacks
 from helpers.federations import blobs
 from helpers.program import Fedcsd
 
@@ -86,10 +86,10 @@ def test_a_comparison_goes_on_with_whatever_of_its_files_is_there(tmp_path: Path
 
 
 def test_a_comparison_that_is_cut_off_says_what_is_left(fedcsd: Fedcsd, tmp_path: Path) -> None:
-    def stop(label: str, seed: int, rounds: int, left: int) -> Watch:
+    def stop(label: str, seed: int, rounds: int, left: int) -> Callbacks:
         if label == "fedprox":
             raise KeyboardInterrupt
-        return Watch()
+        return Callbacks()
 
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
@@ -161,7 +161,7 @@ def test_what_cannot_be_taken_further_is_refused_before_anything_is_touched(tmp_
 
 
 def test_what_is_left_of_a_comparison_that_was_to_be_taken_further(fedcsd: Fedcsd, tmp_path: Path) -> None:
-    def stop(label: str, seed: int, rounds: int, left: int) -> Watch:
+    def stop(label: str, seed: int, rounds: int, left: int) -> Callbacks:
         raise KeyboardInterrupt
 
     compare(tmp_path / "c", "fedavg,fedprox")

@@ -222,19 +222,19 @@ def test_the_lock_is_free_after_an_interruption(tmp_path: Path) -> None:
 def test_an_interruption_anywhere_in_a_round_is_undone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedcsd.federation import rounds as federation
+    from fedcsd.federation import requests
 
     settings = {**SMALL, "rounds": 4, "checkpoint_every": 10}
     package.run(data=blobs(), out=tmp_path / "whole", **settings)
-    calls, merge = [], federation.merge
+    calls, means = [], requests.means_of_notes
 
     def interrupted(notes: Any) -> Any:
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return merge(notes)
+        return means(notes)
 
-    monkeypatch.setattr(federation, "merge", interrupted)
+    monkeypatch.setattr(requests, "means_of_notes", interrupted)
     with pytest.raises(KeyboardInterrupt, match="rounds 1 to 2 are saved"):
         package.run(data=blobs(), out=tmp_path / "cut", **settings)
     monkeypatch.undo()

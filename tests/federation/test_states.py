@@ -12,7 +12,8 @@ import fedcsd
 from fedcsd.aggregation import weighted_mean
 from fedcsd.experiments import run_folder as runs
 from fedcsd.federation import states
-from fedcsd.federation.rounds import Federation, cohort
+from fedcsd.federation.cohort import cohort
+from fedcsd.federation.rounds import Federation
 from fedcsd.federation.states import DiskStates, MemoryStates, file_name
 from fedcsd.messages import header_of
 from fedcsd.methods import Ask, Server

@@ -13,28 +13,31 @@ from torch import Tensor
 
 from fedcsd.config import FACTS
 from fedcsd.experiments import running as jobs
+from fedcsd.experiments.experiment import Experiment
 from fedcsd.experiments.machine import here
 from fedcsd.federation.backends.protocol import Backend
-from fedcsd.federation.rounds import Experiment
+from fedcsd.federation.evaluation import Evaluation
 from fedcsd.federation.states import States
 from fedcsd.messages import Reply, Request
-from fedcsd.weights import Values
+from fedcsd.weights import Values, Weights
 
 Absent = set[tuple[int, str, int]]
 """(round, function, client) of the answers that do not count; rounds from 1."""
 
 
-class Without:
+class Without(Backend):
     """A backend on which some answers are missing."""
 
     def __init__(self, backend: Backend, absent: Absent):
         self.backend, self.absent, self.server_device = backend, absent, backend.server_device
-        self.evaluate, self.close = backend.evaluate, backend.close
 
     def ask(self, request: Request, clients: Sequence[int], states: Mapping[int, Values]) -> Iterator[Reply]:
         for reply in self.backend.ask(request, clients, states):
             gone = (request.round + 1, request.function, reply.client) in self.absent
             yield Reply(reply.client, absent="gone") if gone else reply
+
+    def evaluate(self, round: int, weights: Weights) -> Evaluation:
+        return self.backend.evaluate(round, weights)
 
 
 def simulated(run: Path, absent: Absent | None = None) -> dict[str, Tensor]:

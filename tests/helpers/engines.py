@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from fedcsd.data import Dataset
-from fedcsd.experiments.experiment import prepare
+from fedcsd.experiments.experiment import Experiment, prepare
 from fedcsd.federation.backends.device import DeviceBackend
-from fedcsd.federation.rounds import Experiment, Federation
+from fedcsd.federation.rounds import Federation
 from fedcsd.methods import Method
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.training import Client

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from fedcsd.data import Dataset
-from fedcsd.experiments.experiment import prepare
+from fedcsd.experiments.experiment import Experiment, prepare
 from fedcsd.federation.backends.local import LocalBackend
-from fedcsd.federation.rounds import Experiment
+from fedcsd.federation.backends.protocol import Backend
+from fedcsd.federation.evaluation import Evaluation
 from fedcsd.messages import Request
 from fedcsd.weights import Weights
 
@@ -46,10 +47,8 @@ def assert_found_by_workers(experiment: Experiment) -> None:
     assert all(map(torch.equal, *results))
 
 
-class Here:
-    """Clients in this process, one after another: what the tests look into."""
-
-    server_device = torch.device("cpu")
+class Here(Backend):
+    """Clients in this process, one after another."""
 
     def __init__(self, experiment: Experiment):
         self.site = experiment.site()
@@ -57,12 +56,10 @@ class Here:
     def ask(self, request, clients, states):
         return (self.site.answer(request, k, states.get(k, {})) for k in clients)
 
-    def evaluate(self, round: int, weights: Weights):
-        request = Request(round, "evaluate", {"weights": weights})
-        return [self.site.evaluate(request, block) for block in range(len(self.site.blocks))]
-
-    def close(self) -> None:
-        pass
+    def evaluate(self, round: int, weights: Weights) -> Evaluation:
+        request = Request(round, "evaluate", {"weights": weights}, "evaluate")
+        replies = [self.site.evaluate(request, block) for block in range(len(self.site.blocks))]
+        return Evaluation.of_blocks(replies, len(self.site.data.y_test))
 
 
 def one_class_net() -> nn.Module:

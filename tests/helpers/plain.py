@@ -19,7 +19,8 @@ from torch.nn import functional as F
 
 from fedcsd import seeds
 from fedcsd.data.augment import AUGMENTATIONS
-from fedcsd.federation.rounds import Experiment, cohort, failing
+from fedcsd.experiments.experiment import Experiment
+from fedcsd.federation.cohort import cohort, failing
 
 State = dict[str, Tensor]
 

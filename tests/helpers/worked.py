@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from fedcsd.data import Dataset
-from fedcsd.federation.rounds import Experiment, Federation
+from fedcsd.experiments.experiment import Experiment
+from fedcsd.federation.rounds import Federation
 from fedcsd.messages import Reply, Request
 from fedcsd.training import Batch, Client
 from helpers.federations import Here, small
@@ -125,6 +126,6 @@ def doubled(*first: float) -> Any:
 
 def personal(federation: Federation, client: int) -> dict[str, Tensor]:
     """The model that a client would use for itself, by name."""
-    experiment = federation.experiment
+    experiment = federation.setup
     here = Client(experiment.site(), client, federation.round, dict(federation.states.get(client, {})))
     return experiment.method.personal(here, federation.server.weights).named()

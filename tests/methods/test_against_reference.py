@@ -12,7 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedcsd.federation.rounds import Experiment, Federation, cohort
+from fedcsd.experiments.experiment import Experiment
+from fedcsd.federation.cohort import cohort
+from fedcsd.federation.rounds import Federation
 from fedcsd.methods import methods
 from fedcsd.training import Client
 from fedcsd.weights import Weights

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedcsd.data import Dataset
+from fedcsd.experiments.experiment import Experiment
 from fedcsd.federation.backends.device import DeviceBackend
-from fedcsd.federation.rounds import Experiment, Federation
+from fedcsd.federation.rounds import Federation
 from fedcsd.methods import methods
 from fedcsd.training import Client
 from fedcsd.weights import Weights
@@ -126,7 +127,7 @@ def close(got: Weights | Tensor, want: State, names: tuple[str, ...]) -> None:
 
 def equal(federation: Federation, records: list[Any], want: Result, world: World, name: str) -> None:
     weights, states = federation.server.weights, federation.states
-    names, experiment = weights.layout.names, federation.experiment
+    names, experiment = weights.layout.names, federation.setup
     close(weights, want.weights, names)
     for entry, kept in want.clients.items():
         assert set(kept) == {k for k, state in states.items() if entry in state}

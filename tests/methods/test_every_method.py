@@ -10,7 +10,9 @@ import torch
 
 import fedcsd
 from fedcsd.config import describe
-from fedcsd.federation.rounds import Experiment, Federation, cohort
+from fedcsd.experiments.experiment import Experiment
+from fedcsd.federation.cohort import cohort
+from fedcsd.federation.rounds import Federation
 from fedcsd.federation.states import DiskStates
 from fedcsd.messages import pack, unpack
 from fedcsd.methods import Method, methods

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from fedcsd.aggregation import lerp
 from fedcsd.errors import UserError
-from fedcsd.federation.rounds import Experiment, Federation
+from fedcsd.experiments.experiment import Experiment
+from fedcsd.federation.rounds import Federation
 from fedcsd.messages import Request
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.methods.fedcsd import FedCSD
@@ -206,7 +207,7 @@ def test_a_client_that_was_away_is_sent_the_teacher() -> None:
     experiment = small(FedCSD(), participation=0.5)
     federation = Federation(experiment, Here(experiment))
     size, prototypes = experiment.weights.nbytes, 3 * 3 * 4
-    from fedcsd.federation.rounds import cohort
+    from fedcsd.federation.cohort import cohort
 
     for t in range(6):
         here, before = (

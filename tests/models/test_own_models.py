@@ -10,10 +10,9 @@ import torch
 
 import fedcsd as package
 from fedcsd.errors import Note, RunStopped, UserError
-from fedcsd.experiments.experiment import prepare
+from fedcsd.experiments.experiment import Experiment, prepare
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.federation.backends.local import LocalBackend
-from fedcsd.federation.rounds import Experiment
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.methods.fedprox import FedProx
 from fedcsd.models import find

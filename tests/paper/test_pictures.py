@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fedcsd.federation.rounds import Watch
+from fedcsd.federation.callbacks import Callbacks
 from fedcsd.paper.exhibits import EXHIBITS, TITLES
 from fedcsd.paper.figures import SPAN, caption
 from fedcsd.paper.plan import Planned, parse_only
@@ -25,7 +25,7 @@ def choices(**overrides: Any) -> Choices:
     return Choices("smoke", (0,), {"workers": 1, "rounds": 2, **overrides}, digits, notes)
 
 
-def stop(run: Planned, rounds: int, coming: Sequence[Planned]) -> Watch:
+def stop(run: Planned, rounds: int, coming: Sequence[Planned]) -> Callbacks:
     raise KeyboardInterrupt
 
 

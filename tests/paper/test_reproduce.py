@@ -21,7 +21,7 @@ from PIL import Image
 from fedcsd.errors import Note, UserError
 from fedcsd.experiments import provenance
 from fedcsd.experiments.run_folder import RunDirectory
-from fedcsd.federation.rounds import Watch
+from fedcsd.federation.callbacks import Callbacks
 from fedcsd.paper.exhibits import EXHIBITS, PRINTED, TITLES, Point
 from fedcsd.paper.plan import Planned, digest, parse_only, plan
 from fedcsd.paper.reproduce import Made, reproduce
@@ -41,12 +41,12 @@ class Counted:
         self.labels: list[str] = []
         self.when = when
 
-    def __call__(self, run: Planned, rounds: int, coming: Sequence[Planned]) -> Watch:
+    def __call__(self, run: Planned, rounds: int, coming: Sequence[Planned]) -> Callbacks:
         self.labels.append(run.label)
-        return Stop() if len(self.labels) == self.when else Watch()
+        return Stop() if len(self.labels) == self.when else Callbacks()
 
 
-class Stop(Watch):
+class Stop(Callbacks):
     """Ctrl-C after the first round."""
 
     def round(self, record: Any, rounds: int) -> None:

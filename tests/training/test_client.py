@@ -15,7 +15,9 @@ from fedcsd import seeds
 from fedcsd.config import Settings
 from fedcsd.data import Dataset
 from fedcsd.errors import Diverged
-from fedcsd.federation.rounds import Experiment, Federation, cohort
+from fedcsd.experiments.experiment import Experiment
+from fedcsd.federation.cohort import cohort
+from fedcsd.federation.rounds import Federation
 from fedcsd.messages import Request
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.models.network import Network

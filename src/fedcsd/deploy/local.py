@@ -16,7 +16,7 @@ from fedcsd.deploy.keys import make_certificates, make_node_key
 from fedcsd.deploy.processes import Processes, free_ports, is_free, wait_for_server
 from fedcsd.errors import RunStopped, UserError
 from fedcsd.experiments.run_folder import RunDirectory
-from fedcsd.federation.rounds import Watch
+from fedcsd.federation.callbacks import Callbacks
 
 FOLDER = ".deploy"  # in the run directory, until the run is finished
 POLL = 0.2
@@ -118,7 +118,7 @@ class Federation:
         self.processes.call(["flwr", "run", str(app), "here"])
         return status
 
-    def follow(self, out: Path, status: Path, watch: Watch, rounds: int, done: int = 0) -> None:
+    def follow(self, out: Path, status: Path, watch: Callbacks, rounds: int, done: int = 0) -> None:
         """Show replies and each round as it is recorded, until the run has ended; RunStopped if it did not
         end well."""
         shown, told = done, None

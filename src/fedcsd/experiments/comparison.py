@@ -10,14 +10,21 @@ from typing import Any
 from fedcsd.config import IRRELEVANT, TABLES, Settings, build, by_name, default_of, layered, native, toml_text
 from fedcsd.errors import RunStopped, UserError, end
 from fedcsd.experiments.comparison_folder import FILES, PLANNED, Unfinished, check_folder, ended, run_name
-from fedcsd.experiments.experiment import config_of, folder_of, make_method, method_of, prepare, split_objects
+from fedcsd.experiments.experiment import (
+    Experiment,
+    config_of,
+    folder_of,
+    make_method,
+    method_of,
+    prepare,
+    split_objects,
+)
 from fedcsd.experiments.identity import tell_old
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import Job, Run, attempt, begin, load_run, take_up
-from fedcsd.federation.rounds import Experiment, Watch
+from fedcsd.federation.callbacks import Callbacks
 from fedcsd.files import write_whole, writing
 from fedcsd.methods import Method, methods
-from fedcsd.methods._partly_local import PartlyLocal
 from fedcsd.naming import free, labelled, method_table, short
 from fedcsd.results.rows import About, rows, told
 from fedcsd.results.tables import Row, csv_text, latex, markdown
@@ -147,7 +154,7 @@ def compare(
     model: Any = "auto",
     out: str | Path | None = None,
     overwrite: bool = False,
-    on_start: Callable[[str, int, int, int], Watch] | None = None,
+    on_start: Callable[[str, int, int, int], Callbacks] | None = None,
     **settings: Any,
 ) -> Comparison:
     """Run every method with every seed on the same settings.
@@ -210,8 +217,9 @@ def _about(entries: Mapping[str, Any], without: Mapping[str, Any], experiment: E
     notes: dict[str, list[str]] = {}
     for label, choice in entries.items():
         method = method_of(choice)
-        if isinstance(method, PartlyLocal):
-            if method.local(layout).any():
+        local = method.local(layout)
+        if local is not None:
+            if local.any():
                 untrained.add(label)
             else:
                 notes[label] = ["the same as fedavg: of this model nothing stays with the clients"]
@@ -290,7 +298,7 @@ class Cell:
 
 
 def _train_all(
-    plan: Sequence[Cell], on_start: Callable[[str, int, int, int], Watch] | None
+    plan: Sequence[Cell], on_start: Callable[[str, int, int, int], Callbacks] | None
 ) -> dict[str, list[Run]]:
     runs: dict[str, list[Run]] = {cell.label: [] for cell in plan}
     left = sum(not cell.ended for cell in plan)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,29 @@ from fedcsd.data.augment import AUGMENTATIONS
 from fedcsd.data.partition import Rows, hold_out
 from fedcsd.errors import UserError, no_option, unknown
 from fedcsd.federation.backends.local import cores
-from fedcsd.federation.rounds import Experiment, initial_network
+from fedcsd.federation.setup import Setup
 from fedcsd.methods import Method, methods
 from fedcsd.models import Factory, choose, factory
 from fedcsd.models.network import Network
 from fedcsd.naming import short
 
 FROM_PYTHON = "given from Python"
+
+
+@dataclass(frozen=True)
+class Experiment(Setup):
+    """A federation with the names that it was made from, for the run's config."""
+
+    tables: dict[str, dict[str, Any]]
+    """names and options of data, model and partition, and the method's name if it has one"""
+
+
+def initial_network(settings: Settings, data: Dataset, factory: Factory) -> Network:
+    """Make the model with its initial weights, a function of the seed alone."""
+    cuda = settings.device == "cuda"
+    with seeds.kept(cuda=cuda and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+        seeds.start(seeds.torch_seed(settings.seed, "weights"), cuda=cuda)
+        return Network(factory(), data.example(), settings.classifier)
 
 
 def split_objects(**choices: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -70,7 +86,17 @@ def prepare(
     _check_model(network, dataset)
     if method is None:
         tables["method"] = {"name": values["method"]["name"]}
-    return Experiment(settings, tables, chosen, dataset, train, held, make, network, network.weights())
+    return Experiment(
+        settings=settings,
+        method=chosen,
+        data=dataset,
+        parts=train,
+        held=held,
+        factory=make,
+        network=network,
+        weights=network.weights(),
+        tables=tables,
+    )
 
 
 def deal(values: Mapping[str, Any]) -> tuple[Dataset, list[Rows], list[Rows]]:

@@ -12,9 +12,16 @@ import tomli_w
 from fedcsd.config import layered
 from fedcsd.errors import UserError, note
 from fedcsd.experiments import provenance
-from fedcsd.experiments.experiment import FROM_PYTHON, absolute, config_of, load_data, prepare, settings_of
+from fedcsd.experiments.experiment import (
+    FROM_PYTHON,
+    Experiment,
+    absolute,
+    config_of,
+    load_data,
+    prepare,
+    settings_of,
+)
 from fedcsd.experiments.run_folder import RunDirectory
-from fedcsd.federation.rounds import Experiment
 from fedcsd.files import write_whole, writing
 from fedcsd.methods import methods
 from fedcsd.models import find

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
+from fedcsd.experiments.experiment import Experiment
 from fedcsd.federation.backends.device import DeviceBackend
 from fedcsd.federation.backends.local import LocalBackend, cores
 from fedcsd.federation.backends.protocol import Backend
-from fedcsd.federation.rounds import Experiment, cohort
+from fedcsd.federation.cohort import cohort
 from fedcsd.federation.states import States, client_states
 from fedcsd.training.client import Observer
 

@@ -16,7 +16,14 @@ from fedcsd.config import layered, native
 from fedcsd.data.partition import counts_of
 from fedcsd.errors import Diverged, Divergence, MethodFailed, RunStopped, UserError, end, note
 from fedcsd.experiments import tracking
-from fedcsd.experiments.experiment import FROM_PYTHON, config_of, folder_of, prepare, split_objects
+from fedcsd.experiments.experiment import (
+    FROM_PYTHON,
+    Experiment,
+    config_of,
+    folder_of,
+    prepare,
+    split_objects,
+)
 from fedcsd.experiments.identity import (
     CODE,
     MOVABLE,
@@ -31,7 +38,9 @@ from fedcsd.experiments.machine import Place, here, sigterm_as_interrupt
 from fedcsd.experiments.run_folder import AFTER_DIVERGENCE, RunDirectory
 from fedcsd.experiments.summary import summarise
 from fedcsd.experiments.tracking import EachRound, OnRound
-from fedcsd.federation.rounds import Experiment, Federation, Record, Watch
+from fedcsd.federation.callbacks import Callbacks
+from fedcsd.federation.evaluation import Record
+from fedcsd.federation.rounds import Federation
 from fedcsd.files import writing
 from fedcsd.methods import Method
 from fedcsd.naming import short
@@ -288,7 +297,7 @@ def _tell_if_old(directory: RunDirectory) -> None:
             note(f"{directory.path} was trained before {home} changed: remove that folder to train it again")
 
 
-def train(job: Job, watch: Watch | None = None, place: Place = here) -> Run:
+def train(job: Job, watch: Callbacks | None = None, place: Place = here) -> Run:
     """The rounds that are still to do, each recorded and checkpointed."""
     directory = job.directory
     try:
@@ -303,7 +312,7 @@ def train(job: Job, watch: Watch | None = None, place: Place = here) -> Run:
                 while federation.round < job.rounds:
                     job.history.append(federation.step())
                     _save_round(job, federation)
-                    federation.watch.round(federation.record, job.rounds)
+                    federation.callbacks.round(federation.record, job.rounds)
             except (KeyboardInterrupt, RunStopped) as error:
                 if directory and federation.round > directory.rounds_saved:
                     with suppress(OSError):  # the disk may be what ended the run
@@ -319,7 +328,7 @@ def train(job: Job, watch: Watch | None = None, place: Place = here) -> Run:
             directory.unlock()
 
 
-def attempt(job: Job, watch: Watch | None = None) -> Run:
+def attempt(job: Job, watch: Callbacks | None = None) -> Run:
     """As `train`, but a divergence is a result too."""
     try:
         return train(job, watch)

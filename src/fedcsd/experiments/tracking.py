@@ -11,7 +11,8 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from fedcsd.errors import UserError, note
-from fedcsd.federation.rounds import Record, Watch
+from fedcsd.federation.callbacks import Callbacks
+from fedcsd.federation.evaluation import Record
 from fedcsd.naming import short
 
 OnRound = Callable[[Record, int], object]
@@ -21,7 +22,7 @@ PATIENCE = 60.0  # seconds until a tracking server that did not answer is tried 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
-class EachRound(Watch):
+class EachRound(Callbacks):
     """Calls a function after each round."""
 
     def __init__(self, on_round: OnRound | None):
@@ -32,10 +33,10 @@ class EachRound(Watch):
             self.on_round(record, rounds)
 
 
-class Several(Watch):
+class Several(Callbacks):
     """Tells all of them."""
 
-    def __init__(self, *watches: Watch):
+    def __init__(self, *watches: Callbacks):
         self.watches = watches
 
     def reply(self, function: str, done: int, clients: int) -> None:
@@ -60,8 +61,8 @@ def check(config: Mapping[str, Any]) -> None:
 
 @contextmanager
 def tracked(
-    watch: Watch | None, config: Mapping[str, Any], folder: Path | None, history: Sequence[Record]
-) -> Iterator[Watch]:
+    watch: Callbacks | None, config: Mapping[str, Any], folder: Path | None, history: Sequence[Record]
+) -> Iterator[Callbacks]:
     """What watches a run: the given watch, and what its settings ask for. `history` are the rounds that are
     done already."""
     trackers: list[TensorBoard | MLflow] = []
@@ -106,7 +107,7 @@ def flattened(values: Mapping[str, Any], mark: str = ".") -> dict[str, Any]:
     return flat
 
 
-class TensorBoard(Watch):
+class TensorBoard(Callbacks):
     """Writes event files into the run's directory. What a run that was cut off had left there may lack its
     last rounds, so that one that goes on replaces them all."""
 
@@ -132,7 +133,7 @@ class TensorBoard(Watch):
             self.writer.close()
 
 
-class MLflow(Watch):
+class MLflow(Callbacks):
     """Sends each round to an MLflow server. What it does not take is kept and sent later; training goes on."""
 
     def __init__(

@@ -195,7 +195,7 @@ def note_if_same(method: Method, before: Weights, after: Weights) -> None:
     """To be called after a first round: a method of one's own may have forgotten to set the new model. One that is
     personalised may mean to have none."""
     kind = type(method)
-    if not is_own(kind) or kind.personal is not Method.personal:
+    if not is_own(kind) or method.personalised:
         return
     if torch.equal(before.flat, after.flat.to(before.flat)):
         note(

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedcsd.messages import Reply
 from fedcsd.training import Client
-from fedcsd.weights import Value, Values, Weights
+from fedcsd.weights import Layout, Value, Values, Weights
 
 
 class Server:
@@ -74,7 +74,11 @@ class Method(ABC):
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
-    """settings of the options that have a name: `fedcsd:m1` sets what `presets["m1"]` says"""
+    """options by the name of a preset: `fedcsd:m1` sets `presets["m1"]`"""
+    trains: ClassVar[tuple[str, ...]] = ("train",)
+    """client functions that train the model; other ones answer a question"""
+    reveals: ClassVar[dict[str, str]] = {"prototypes": "held"}
+    """private values of replies [classes, …], each with the reply's value that says of which classes [classes]"""
 
     def start(self, server: Server) -> None:  # noqa: B027  (most methods need nothing)
         """Before the first round: set what the server remembers beside the weights."""
@@ -83,11 +87,26 @@ class Method(ABC):
     def round(self, server: Server, ask: Ask) -> None:
         """One round: ask the cohort, set the server's new values."""
 
+    def local(self, layout: Layout) -> Tensor | None:
+        """Return true for the numbers of the weights that never leave their client [size].
+
+        The global model keeps its initial values there. None, the default: the method has no such part.
+        """
+        return None
+
     def personal(self, client: Client, weights: Weights) -> Weights:
-        """The model that a client uses for itself. A method that overrides this is personalised: its
-        clients' own models are tested after each round, each on its own client's data."""
+        """Return the model that a client uses for itself.
+
+        A method that overrides this is personalised: after each round each client's own model is tested
+        on its own data.
+        """
         return weights
 
+    @property
+    def personalised(self) -> bool:
+        """True if clients have models of their own."""
+        return type(self).personal is not Method.personal
+
     def test_personal(self, client: Client, weights: Weights) -> Values:
-        """What every client is asked after a round of a personalised method."""
+        """Test a client's own model; every client is asked this after a round of a personalised method."""
         return {"accuracy": client.accuracy(self.personal(client, weights))}

@@ -12,7 +12,7 @@ from fedcsd.experiments.experiment import prepare
 from fedcsd.experiments.identity import tell_old
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import attempt
-from fedcsd.federation.rounds import Watch
+from fedcsd.federation.callbacks import Callbacks
 from fedcsd.files import writing
 from fedcsd.paper.exhibits import EXHIBITS, Exhibit, Point
 from fedcsd.paper.files import write
@@ -21,7 +21,7 @@ from fedcsd.paper.report import Report
 from fedcsd.paper.scales import Choices
 
 WAIT = 2.0  # seconds between looks at runs that other processes train
-OnStart = Callable[[Planned, int, Sequence[Planned]], Watch]
+OnStart = Callable[[Planned, int, Sequence[Planned]], Callbacks]
 """Called with a run, its rounds and the runs that come after it; gives what watches it."""
 OnWait = Callable[[Sequence[Planned]], None]
 """Called every now and then while other processes train the runs that are left."""

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fedcsd.experiments.summary import number
-from fedcsd.federation.rounds import Watch
+from fedcsd.federation.callbacks import Callbacks
 from fedcsd.naming import short
 from fedcsd.results import tables
 from fedcsd.results.tables import Row
@@ -121,7 +121,7 @@ class Training:
         self.current, self.stepping, self.waiting = None, 0, 0
 
 
-class RunProgress(Watch):
+class RunProgress(Callbacks):
     """Shows one run."""
 
     def __init__(

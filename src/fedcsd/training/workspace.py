@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -41,7 +42,7 @@ class Site:
     def __init__(
         self,
         settings: Settings,
-        method: object,
+        method: Any,
         data: Dataset,
         parts: list[Tensor],
         held: list[Tensor],

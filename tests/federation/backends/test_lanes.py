@@ -5,7 +5,6 @@ import os
 import signal
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ import torch
 import fedcsd
 from fedcsd.config import option
 from fedcsd.federation.backends.device import DeviceBackend
-from fedcsd.federation.backends.local import LocalBackend
+from fedcsd.federation.backends.local import LocalBackend, _next_item
 from fedcsd.federation.rounds import Federation
 from fedcsd.messages import Request
 from fedcsd.methods.fedavg import FedAvg
@@ -225,11 +224,10 @@ def test_clients_return_to_the_lane_that_knows_their_teacher() -> None:
     backend = LocalBackend(experiment.site(), experiment.network.layout, 2)
     try:
         first, second = backend.lanes
-        backend.remembered, backend.homes = True, {0: second, 1: first, 2: second}
-        assert backend._choose(first, deque([0, 1, 2, 3]), "train") == 1  # its own, though 0 is larger
-        assert backend._choose(first, deque([0, 2, 3]), "train") == 3  # then one that is nobody's
-        assert backend._choose(first, deque([0, 2]), "train") == 0  # then another lane's, rather than wait
-        assert backend.homes == {0: first, 1: first, 2: second, 3: first}
+        homes = {0: second, 1: first, 2: second}
+        assert _next_item(first, [0, 1, 2, 3], homes) == 1  # its own, though 0 is larger
+        assert _next_item(first, [0, 2, 3], homes) == 3  # then one that is nobody's
+        assert _next_item(first, [0, 2], homes) == 0  # then another lane's, rather than wait
         values = {"weights": experiment.weights, "teacher": experiment.weights}
         list(backend.ask(Request(1, "prototypes", values), range(8), {}))
         assert set(backend.homes) == set(range(8))  # a new round starts afresh

@@ -11,6 +11,7 @@ import torch
 from fedcsd.aggregation import weighted_mean
 from fedcsd.experiments.machine import backend_for
 from fedcsd.federation.backends.device import DeviceBackend
+from fedcsd.federation.backends.protocol import Backend
 from fedcsd.federation.backends.streams import HELD, Dealt
 from fedcsd.federation.rounds import Federation
 from fedcsd.messages import Request
@@ -209,9 +210,8 @@ def test_a_backend_is_told_at_once_that_nobody_reads_on() -> None:
     prepared = experiment(Stopping(), epochs=1, participation=1.0)
     backend, closed = DeviceBackend(prepared.site(), "eager"), []
 
-    class Told:
-        server_device = backend.server_device
-        evaluate, close = backend.evaluate, backend.close
+    class Told(Backend):
+        server_device, evaluate = backend.server_device, backend.evaluate
 
         def ask(self, *arguments: Any) -> Any:
             try:
@@ -219,7 +219,7 @@ def test_a_backend_is_told_at_once_that_nobody_reads_on() -> None:
             finally:
                 closed.append(True)
 
-    federation = Federation(prepared, Told())  # type: ignore[arg-type]
+    federation = Federation(prepared, Told())
     with pytest.raises(KeyboardInterrupt) as kept:  # as a notebook keeps the last error
         federation.step()
     assert closed

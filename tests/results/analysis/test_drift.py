@@ -13,11 +13,11 @@ from torch import nn
 import fedcsd
 from fedcsd.errors import RunStopped, UserError
 from fedcsd.experiments.comparison import parse_methods
-from fedcsd.experiments.experiment import make_method
+from fedcsd.experiments.experiment import Experiment, make_method
 from fedcsd.experiments.machine import backend_for
 from fedcsd.experiments.running import Run
 from fedcsd.federation.backends.device import DeviceBackend
-from fedcsd.federation.rounds import Experiment, Federation
+from fedcsd.federation.rounds import Federation
 from fedcsd.messages import Request
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.results.analysis import drift, forgetting

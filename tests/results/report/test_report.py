@@ -21,7 +21,8 @@ import fedcsd as package
 from fedcsd.errors import Note, UserError
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.summary import summarise
-from fedcsd.federation.rounds import EACH, Federation
+from fedcsd.federation.evaluation import LISTED
+from fedcsd.federation.rounds import Federation
 from fedcsd.results.report.collect import collect
 from fedcsd.results.report.measures import usable
 from fedcsd.results.report.page import page, plotly_script, safe_json, write
@@ -34,7 +35,7 @@ from helpers.reports import HOSTILE, SMALL, made, record, thirty
 def test_each_class_and_client_is_measured() -> None:
     federation = Federation(small(rounds=2), Here(small(rounds=2)))
     found = federation.step()
-    data, network = federation.experiment.data, federation.experiment.network
+    data, network = federation.setup.data, federation.setup.network
     network.load(federation.server.weights)
     network.eval()
     right = (network(data.images(data.x_test)).logits.argmax(1) == data.y_test).numpy()
@@ -46,7 +47,7 @@ def test_each_class_and_client_is_measured() -> None:
 
 
 def test_many_clients_are_told_one_by_one_in_the_last_round_only() -> None:
-    clients = EACH + 1
+    clients = LISTED + 1
     run = package.run(
         data=blobs(400),
         method="fedavg",

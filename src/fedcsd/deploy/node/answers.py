@@ -216,18 +216,21 @@ def packed(reply: Reply) -> Parcel:
 
 
 def protected(values: Values, site: Site, number: int, deployment: Deployment) -> Values:
-    """The values with what is to be hidden of class prototypes: classes of few samples, and exact numbers."""
-    prototypes, held = values.get("prototypes"), values.get("held")
-    if not isinstance(prototypes, Tensor) or not isinstance(held, Tensor):
-        return values
-    if deployment.prototype_min_count:
-        counts = torch.bincount(site.data.y_train[site.parts[number]], minlength=site.data.classes)
-        held = held & (counts >= deployment.prototype_min_count)
-        prototypes = prototypes * held.reshape(-1, *[1] * (prototypes.ndim - 1))
-    if deployment.prototype_noise:
-        # Not by the run's seed, which the server knows and could subtract the noise with.
-        generator = torch.Generator()
-        generator.seed()
-        noise = torch.randn(prototypes.shape, generator=generator, dtype=prototypes.dtype)
-        prototypes = prototypes + deployment.prototype_noise * noise
-    return {**values, "prototypes": prototypes, "held": held}
+    """Hide of the private values that the method declares: classes of few samples, and exact numbers."""
+    hidden = dict(values)
+    for name, which in site.method.reveals.items():
+        private, held = values.get(name), values.get(which)
+        if not isinstance(private, Tensor) or not isinstance(held, Tensor):
+            continue
+        if deployment.prototype_min_count:
+            counts = torch.bincount(site.data.y_train[site.parts[number]], minlength=site.data.classes)
+            held = held & (counts >= deployment.prototype_min_count)
+            private = private * held.reshape(-1, *[1] * (private.ndim - 1))
+        if deployment.prototype_noise:
+            # Not by the run's seed, which the server knows and could subtract the noise with.
+            generator = torch.Generator()
+            generator.seed()
+            noise = torch.randn(private.shape, generator=generator, dtype=private.dtype)
+            private = private + deployment.prototype_noise * noise
+        hidden |= {name: private, which: held}
+    return hidden

@@ -11,8 +11,6 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-import torch
-
 from fedcsd.deploy.server.checks import Checks, shown
 from fedcsd.deploy.server.post import Arrival, Post
 from fedcsd.deploy.server.remote import Holdings, NodeStates
@@ -20,7 +18,9 @@ from fedcsd.deploy.server.roster import Roster
 from fedcsd.deploy.settings import Deployment
 from fedcsd.deploy.wire import Malformed, Parcel
 from fedcsd.errors import RunStopped, note
-from fedcsd.federation.rounds import Experiment, spread
+from fedcsd.experiments.experiment import Experiment
+from fedcsd.federation.backends.protocol import Backend
+from fedcsd.federation.evaluation import Evaluation
 from fedcsd.messages import Reply, Request
 from fedcsd.weights import Values, Weights
 
@@ -32,10 +32,8 @@ Read = Callable[[int, Parcel], Any]
 """What is made of a client's parcel; Malformed if nothing can be."""
 
 
-class FlowerBackend:
+class FlowerBackend(Backend):
     """Asks clients that are nodes."""
-
-    server_device = torch.device("cpu")
 
     def __init__(
         self, experiment: Experiment, deployment: Deployment, post: Post, roster: Roster, states: NodeStates
@@ -58,7 +56,7 @@ class FlowerBackend:
             version, needed = self.states.wanted(client)
             header = self._header(client, "ask", request.round)
             header |= {"function": request.function, "version": version, "needed": needed}
-            always = request.function == "train" and self.post.alone
+            always = request.kind == "train" and self.post.alone
             return message.parcel(header, client, everything=everything, weights=always)
 
         def read(client: int, parcel: Parcel) -> Reply:
@@ -67,19 +65,20 @@ class FlowerBackend:
             self.tally["lost_states"] += bool(parcel.header.get("lost"))
             return reply
 
-        kind = "train" if request.function == "train" else "query"
+        kind = "train" if request.kind == "train" else "query"
         for client, found in self._exchange(kind, request.round, clients, parcel, read):
             yield found if isinstance(found, Reply) else Reply(client, absent=found)
 
-    def evaluate(self, round: int, weights: Weights) -> list[Reply]:
-        """The server has test data of its own."""
-        assert self.site is not None
-        request = Request(round, "evaluate", {"weights": weights})
-        return [self.site.evaluate(request, block) for block in range(len(self.site.blocks))]
+    def evaluate(self, round: int, weights: Weights) -> Evaluation:
+        request = Request(round, "evaluate", {"weights": weights}, "evaluate")
+        if self.site is not None:
+            replies = [self.site.evaluate(request, block) for block in range(len(self.site.blocks))]
+            return Evaluation.of_blocks(replies, len(self.site.data.y_test))
+        return self._evaluate_at_sites(request)
 
-    def evaluate_apart(self, round: int, weights: Weights) -> dict[str, Any]:
-        """Each site tests the model on its own data; what is right of all of it is the accuracy."""
-        request = Request(round, "evaluate", {"weights": weights})
+    def _evaluate_at_sites(self, request: Request) -> Evaluation:
+        """Have each site test the model on its own data."""
+        round = request.round
         message = self.holdings.message(request.values)
 
         def parcel(client: int, everything: bool) -> Parcel:
@@ -97,9 +96,8 @@ class FlowerBackend:
         found = [
             f for _, f in self._exchange("evaluate", round, everyone, parcel, read) if isinstance(f, tuple)
         ]
-        right, loss, test = (sum(numbers) for numbers in zip(*found, strict=True))
-        record = {"test_accuracy": right / max(test, 1), "test_loss": loss / max(test, 1)}
-        return record | spread("client_accuracy", [r / n for r, _, n in found if n])
+        loss = sum(loss for _, loss, _ in found) / max(sum(test for *_, test in found), 1)
+        return Evaluation(loss, counts=[(right, test) for right, _, test in found])
 
     def counts(self) -> dict[str, Any]:
         """Of the round that ends: bytes of the messages, whose answers did not count, and the time that was

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedcsd.deploy.settings import Deployment
 from fedcsd.deploy.wire import Malformed, Parcel
-from fedcsd.federation.rounds import Experiment
+from fedcsd.experiments.experiment import Experiment
 from fedcsd.messages import Notes, Reply, Request
 from fedcsd.training.workspace import Site
 from fedcsd.weights import Layout, Values, Weights
@@ -59,7 +59,7 @@ class Checks:
         if type(header.get("samples")) is not int or header["samples"] != samples:
             raise Malformed(f"it counts {shown(header.get('samples'))} samples, and has {samples}")
         kinds, notes = self.kinds(request)
-        values = self._values(parcel, kinds, nan=request.function == "test_personal")
+        values = self._values(parcel, kinds, nan=request.kind == "personal")
         for name, value in values.items():
             self._check_size(name, value, request.values)
         state = {"kept": 1} if header.get("kept") is True else {}

@@ -25,10 +25,11 @@ from fedcsd.deploy.settings import Deployment, deployment_of
 from fedcsd.deploy.wire import Malformed
 from fedcsd.errors import UserError, show_notes
 from fedcsd.experiments import running as jobs
-from fedcsd.experiments.experiment import config_of
+from fedcsd.experiments.experiment import Experiment, config_of
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.federation.backends.protocol import one_thread
-from fedcsd.federation.rounds import Experiment, Record, Watch
+from fedcsd.federation.callbacks import Callbacks
+from fedcsd.federation.evaluation import Record
 from fedcsd.files import write_whole
 
 OFTEN = 0.2  # seconds between replies that are told at least
@@ -62,7 +63,7 @@ class Status:
             write_whole(self.path, json.dumps({"pid": os.getpid(), **facts}).encode())
 
 
-class Log(Watch):
+class Log(Callbacks):
     """A line a round, for Flower's own log; replies go to the status."""
 
     def __init__(self, status: Status):

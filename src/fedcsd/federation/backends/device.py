@@ -17,7 +17,9 @@ import torch
 
 from fedcsd.errors import MethodFailed, RunStopped, UserError, one_line
 from fedcsd.federation.backends import memory
+from fedcsd.federation.backends.protocol import Backend
 from fedcsd.federation.backends.streams import Group, Lanes, Replies, Runner, delivered, device_of_server
+from fedcsd.federation.evaluation import Evaluation
 from fedcsd.messages import Reply, Request
 from fedcsd.training.engines.stacked import NotStackable
 from fedcsd.training.workspace import Site
@@ -27,7 +29,7 @@ SMALL = 4_000_000  # numbers in a model up to which stacking is worth a try
 FEW = 4  # clients for which it is not
 
 
-class DeviceBackend:
+class DeviceBackend(Backend):
     """Carries requests to the clients on this device by one engine or another."""
 
     def __init__(self, site: Site, engine: str = "eager", workers: int = 0):
@@ -52,8 +54,8 @@ class DeviceBackend:
                     raise self._failure(client, reply)
                 yield reply
 
-    def evaluate(self, round: int, weights: Weights) -> list[Reply]:
-        request = Request(round, "evaluate", {"weights": weights.to(self.site.device)})
+    def evaluate(self, round: int, weights: Weights) -> Evaluation:
+        request = Request(round, "evaluate", {"weights": weights.to(self.site.device)}, "evaluate")
         try:
             return self._evaluated(request)
         except torch.OutOfMemoryError:  # another process may have grown
@@ -64,9 +66,9 @@ class DeviceBackend:
         except torch.OutOfMemoryError:
             raise RunStopped(f"the GPU's memory does not hold an evaluation: {memory.advice()}") from None
 
-    def _evaluated(self, request: Request) -> list[Reply]:
+    def _evaluated(self, request: Request) -> Evaluation:
         replies = [self.site.evaluate(request, block) for block in range(len(self.site.blocks))]
-        return [replace(reply, values=moved(reply.values, "cpu")) for reply in replies]
+        return Evaluation.of_blocks(replies, len(self.site.data.y_test))
 
     def close(self) -> None:
         for runner in (self.lanes, self.group):

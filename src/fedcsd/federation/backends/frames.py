@@ -1,8 +1,8 @@
-"""Messages between the main process and a lane: JSON for what they say, raw numbers for tensors.
+"""Messages between the main process and a lane: JSON for the header, raw numbers for tensors.
 
-The numbers lie in memory that both processes share, where there is some: a pipe takes 64 KiB at a time, and each
-time the reader must be woken. A message in such a memory is answered there before it is written again, and each
-side takes what it reads with it, so one serves both ways.
+The numbers lie in memory that both processes share, if there is some: a pipe takes 64 KiB at a time, and
+each time the reader must be woken. A message in such a memory is answered before the next one is written
+there, and each side copies what it reads, so one memory serves both ways.
 """
 
 import json
@@ -18,6 +18,7 @@ from fedcsd.messages import described, restored
 from fedcsd.weights import Layout, Value
 
 ALIGNED = 64
+DTYPES = {str(dtype): dtype for dtype in vars(torch).values() if isinstance(dtype, torch.dtype)}
 
 
 class Shared:
@@ -28,17 +29,17 @@ class Shared:
 
 
 def room(layout: Layout) -> int:
-    """Bytes that are enough for what most methods send of one client: a few times its weights."""
+    """Return bytes enough for the values that most methods send of one client: a few times its weights."""
     return (1 << 20) + 8 * 4 * layout.size
 
 
 def write(header: Mapping[str, Any], values: Mapping[str, Value], shared: Shared | None) -> bytes:
-    """The message to send; its tensors are in the shared memory, or if there is none or too little, in the
-    message itself."""
+    """Return the message to send. Its tensors are written to the shared memory; into the message if that
+    is missing or too small."""
     tensors, entries = described(values)
     places, size = {}, 0
     for name, tensor in tensors.items():
-        places[name] = (str(tensor.dtype).removeprefix("torch."), list(tensor.shape), size)
+        places[name] = (str(tensor.dtype), list(tensor.shape), size)
         size += -(-tensor.nbytes // ALIGNED) * ALIGNED
     inside = shared is None or size > shared.size
     body = {"header": header, "values": entries, "tensors": places, "inside": inside}
@@ -53,7 +54,7 @@ def write(header: Mapping[str, Any], values: Mapping[str, Value], shared: Shared
 def read(
     message: bytes, layout: Layout, shared: Shared | None
 ) -> tuple[dict[str, Any], dict[str, Value], int]:
-    """The header, the values, and how many bytes their tensors take."""
+    """Return the header, the values, and the bytes that their tensors take."""
     end = 8 + int.from_bytes(message[:8], "little")
     body = json.loads(message[8:end])
     memory: Any = bytearray(message[end:]) if body["inside"] or shared is None else shared.memory
@@ -63,10 +64,8 @@ def read(
 
 
 def _view(memory: Any, dtype: str, shape: Sequence[int], offset: int) -> Tensor:
-    """The numbers of a tensor where they lie, flat."""
-    kind = getattr(torch, dtype)
-    return (
-        torch.frombuffer(memory, dtype=kind, count=prod(shape), offset=offset)
-        if prod(shape)
-        else torch.empty(0, dtype=kind)
-    )
+    """Return a tensor's numbers in the memory, flat."""
+    count = prod(shape)
+    if not count:
+        return torch.empty(0, dtype=DTYPES[dtype])
+    return torch.frombuffer(memory, dtype=DTYPES[dtype], count=count, offset=offset)

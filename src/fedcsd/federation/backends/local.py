@@ -1,8 +1,8 @@
 """Clients on this machine's cores: lanes, each a worker process with one thread.
 
-A lane trains one client at a time and takes the next when it is done, so unequal clients need no
-padding. The data set lies in memory once: lanes are forked from the process that loaded it. What a
-lane computes does not depend on which lane it is, so neither does the result.
+A lane trains one client at a time and takes the next one when it is done, so unequal clients need no
+padding. The data set lies in memory once: lanes are forked from the process that loaded it. A lane's
+result does not depend on which lane it is, so neither does the run's.
 """
 
 import gc
@@ -26,23 +26,25 @@ import torch.multiprocessing  # lets tensors go to spawned processes in shared m
 
 from fedcsd.errors import MethodFailed, RunStopped, UserError, one_line
 from fedcsd.federation.backends import frames
-from fedcsd.federation.backends.protocol import one_thread
+from fedcsd.federation.backends.protocol import Backend, one_thread
+from fedcsd.federation.evaluation import Evaluation
 from fedcsd.messages import Reply, Request
 from fedcsd.training.workspace import Site
 from fedcsd.weights import Layout, Values, Weights
 
 DEATHS = 3  # a client that ends its worker this often ends the run
-HELD_BYTES = 1 << 30  # replies that wait for their turn may take this much memory
+HELD_BYTES = 1 << 30  # memory that replies may take while they wait for their turn
 AHEAD = 4  # items that must be left for each lane if one is given to a lane that is still busy
-FITS = 1 << 15  # bytes of a message that a pipe takes whether or not somebody reads
+FITS = 1 << 15  # bytes of a message that a pipe takes even if nobody reads
 
 
 def cores() -> int:
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _why_not() -> str:
-    """Why lanes are not forked from this process; empty if they can be."""
+def _no_fork() -> str:
+    """Return why lanes cannot be forked from this process; "" if they can."""
     if sys.platform != "linux":
         return "this is not Linux"
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -51,33 +53,36 @@ def _why_not() -> str:
 
 
 class Lane:
-    """A worker process, the pipe to it, and memory that it shares if it is forked: in two halves, so that a
-    second item can lie there while it works on the first. What it is given it answers in that order."""
+    """A worker process, the pipe to it, and the memory that a forked one shares.
+
+    The memory has two halves, so that a second item can lie there while the lane works on the first.
+    The lane answers items in the order in which it was given them.
+    """
 
     def __init__(self, context: BaseContext, site: Site, layout: Layout):
         self.pipe, theirs = context.Pipe()
         forked = context.get_start_method() == "fork"
-        self.shared = [frames.Shared(frames.room(layout)) if forked else None for _ in range(2)]
+        halves = [frames.Shared(frames.room(layout)) if forked else None for _ in range(2)]
         self.process = context.Process(  # type: ignore[attr-defined]
-            target=serve, args=(theirs, self.pipe, site, self.shared), daemon=True
+            target=serve, args=(theirs, self.pipe, site, halves), daemon=True
         )
         try:
             self.process.start()
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise UserError(
-                f"worker processes cannot be forked here, for {_why_not()}, and {error}: define it at the top of a "
+                f"worker processes cannot be forked here, for {_no_fork()}, and {error}: define it at the top of a "
                 "module, or train in a Python process of its own"
             ) from None
         theirs.close()
-        self.request = 0  # the last of which it was given an item, and with the first the values
+        self.request = 0  # the last one of which the lane was given an item, and with the first its values
         self.items: deque[tuple[int, int]] = deque()
-        """request and item of what it works on, and of what comes then"""
-        self.given, self.taken = itertools.cycle(self.shared), itertools.cycle(self.shared)
+        """request and item of what the lane works on, and of what comes next"""
+        self.given, self.taken = itertools.cycle(halves), itertools.cycle(halves)
         self.later: bytes | None = None
 
     def give(self, request: int, item: int, header: dict[str, Any], values: Values) -> None:
-        """Send an item, at once or, if it is large and the lane still busy, when it has answered: two that
-        write to each other and do not read would wait for ever."""
+        """Send an item, or keep a large one until a busy lane has answered: two processes that write to
+        each other and do not read would wait for ever."""
         message = frames.write(header, values, next(self.given))
         busy = bool(self.items)
         self.items.append((request, item))
@@ -87,10 +92,10 @@ class Lane:
             self.pipe.send_bytes(message)
 
     def take(self) -> tuple[int, frames.Shared | None]:
-        """To be called with each answer: the request it is for, and the memory where its numbers are."""
+        """Return the request that the answer just read is for, and the memory that holds its numbers."""
         if self.later is not None:
             message, self.later = self.later, None
-            with suppress(OSError):  # it has died: one will see when it should answer
+            with suppress(OSError):  # the lane has died, which shows when it should answer
                 self.pipe.send_bytes(message)
         return self.items.popleft()[0], next(self.taken)
 
@@ -101,12 +106,12 @@ class Lane:
 
 
 def serve(pipe: Connection, theirs: Connection, site: Site, halves: Sequence[frames.Shared | None]) -> None:
-    """A lane's life: answer until the other end is gone. Runs in the worker process."""
+    """Answer items until the other end is gone; runs in the worker process."""
     theirs.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's to handle
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
-    gc.freeze()  # a collection that looks through what was forked would copy all of its pages
+    gc.freeze()  # a collection that looks through the forked memory would copy all of its pages
     follow_parent()
     layout = site.network("student").layout
     request = Request(0, "", {})
@@ -115,12 +120,12 @@ def serve(pipe: Connection, theirs: Connection, site: Site, halves: Sequence[fra
             header, values, _ = frames.read(pipe.recv_bytes(), layout, shared)
             parts = parted(values)
             if "function" in header:
-                request = Request(header["round"], header["function"], parts["v"])
+                request = Request(header["round"], header["function"], parts["v"], header["kind"])
             pipe.send_bytes(_answer(site, request, header["item"], parts["s"], shared))
 
 
 def parted(values: Values) -> dict[str, dict[str, Any]]:
-    """Named values ("v") and a client's state ("s"), which travel together."""
+    """Part named values ("v") from a client's state ("s"), which travel together."""
     parts: dict[str, dict[str, Any]] = {"v": {}, "s": {}}
     for name, value in values.items():
         parts[name[0]][name[2:]] = value
@@ -128,18 +133,14 @@ def parted(values: Values) -> dict[str, dict[str, Any]]:
 
 
 def joined(values: Values, state: Values) -> dict[str, Any]:
-    return {f"v.{name}": value for name, value in values.items()} | {
-        f"s.{name}": value for name, value in state.items()
-    }
+    """Join named values and a client's state."""
+    return {f"v.{name}": v for name, v in values.items()} | {f"s.{name}": v for name, v in state.items()}
 
 
 def _answer(site: Site, request: Request, item: int, state: Values, shared: frames.Shared | None) -> bytes:
     try:
-        reply = (
-            site.evaluate(request, item)
-            if request.function == "evaluate"
-            else site.answer(request, item, state)
-        )
+        evaluate = request.kind == "evaluate"
+        reply = site.evaluate(request, item) if evaluate else site.answer(request, item, state)
         header = {"item": item, "samples": reply.samples, "notes": reply.notes, "problem": reply.problem}
         return frames.write(header, joined(reply.values, reply.state), shared)
     except Exception as error:
@@ -148,7 +149,7 @@ def _answer(site: Site, request: Request, item: int, state: Values, shared: fram
 
 
 def follow_parent() -> None:
-    """From here on, end with the main process, even when it is killed while this one is training."""
+    """End this process with its parent from here on, even if the parent is killed."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
@@ -160,19 +161,16 @@ def follow_parent() -> None:
     threading.Thread(target=follow, daemon=True).start()
 
 
-class LocalBackend:
-    """Deals clients to lanes and gives their replies back in order."""
-
-    server_device = torch.device("cpu")
+class LocalBackend(Backend):
+    """Deals clients to lanes and yields their replies in order."""
 
     def __init__(self, site: Site, layout: Layout, workers: int = 0, start_method: str = ""):
-        method = start_method or ("spawn" if _why_not() else "fork")
-        self.context = multiprocessing.get_context(method)
+        self.context = multiprocessing.get_context(start_method or ("spawn" if _no_fork() else "fork"))
         self.site, self.layout = site, layout
         self.requests = itertools.count(1)
-        self.homes: dict[int, Lane] = {}
         self.round = -1
-        self.remembered = False  # whether lanes know something of this request's clients
+        self.homes: dict[int, Lane] = {}
+        """the lane that each client of this round was given to, which remembers its teacher's outputs"""
         self.lanes = [Lane(self.context, site, layout) for _ in range(workers or cores())]
         self.alone = ExitStack()
         self.alone.enter_context(one_thread())
@@ -180,20 +178,22 @@ class LocalBackend:
     def ask(self, request: Request, clients: Sequence[int], states: Mapping[int, Values]) -> Iterator[Reply]:
         if request.round != self.round:
             self.round, self.homes = request.round, {}
-        self.remembered = bool(self.homes)
-        return self._deal(request, clients, states)
+        return self._deal(request, clients, states, dict(self.homes))
 
-    def evaluate(self, round: int, weights: Weights) -> list[Reply]:
-        request = Request(round, "evaluate", {"weights": weights})
-        return list(self._deal(request, range(len(self.site.blocks)), {}))
+    def evaluate(self, round: int, weights: Weights) -> Evaluation:
+        request = Request(round, "evaluate", {"weights": weights}, "evaluate")
+        replies = self._deal(request, range(len(self.site.blocks)), {}, {})
+        return Evaluation.of_blocks(replies, len(self.site.data.y_test))
 
     def close(self) -> None:
         for lane in self.lanes:
             lane.stop()
         self.alone.close()
 
-    def _deal(self, request: Request, items: Sequence[int], states: Mapping[int, Values]) -> Iterator[Reply]:
-        """Give each free lane the next item; yield the replies in the order of `items`."""
+    def _deal(
+        self, request: Request, items: Sequence[int], states: Mapping[int, Values], homes: Mapping[int, Lane]
+    ) -> Iterator[Reply]:
+        """Give each free lane its next item; yield the replies in the order of `items`."""
         number = next(self.requests)
         waiting, deaths = deque(items), Counter[int]()
         ready: dict[int, tuple[Reply, int]] = {}
@@ -203,13 +203,15 @@ class LocalBackend:
                 for lane in self._free(waiting, full):
                     if not waiting or (full and head not in waiting):
                         break
-                    item = head if full else self._choose(lane, waiting, request.function)
+                    item = head if full else _next_item(lane, waiting, homes)
                     waiting.remove(item)
+                    if request.kind != "evaluate":
+                        self.homes[item] = lane
                     if not self._send(lane, number, request, item, states.get(item, {})):
-                        self._bury(lane, number, deaths, waiting)
+                        self._replace(lane, number, deaths, waiting)
                 for lane, answer in self._collect():
                     if answer is None:
-                        self._bury(lane, number, deaths, waiting)
+                        self._replace(lane, number, deaths, waiting)
                         continue
                     asked, shared = lane.take()
                     if asked == number:  # else it is left over from a request given up
@@ -218,33 +220,19 @@ class LocalBackend:
             yield ready.pop(head)[0]
 
     def _free(self, waiting: deque[int], full: bool) -> Iterator[Lane]:
-        """Lanes that have nothing to do, and then those that can be given what comes next: a lane need not
-        wait for its next item then. The last items go to whoever is done first."""
+        """Yield idle lanes, then lanes that can be given their next item while they work; the last items
+        go to the lanes that are done first."""
         yield from [lane for lane in self.lanes if not lane.items]
         for lane in [] if full else [lane for lane in self.lanes if len(lane.items) == 1]:
             if len(waiting) > AHEAD * len(self.lanes):
                 yield lane
 
-    def _choose(self, lane: Lane, waiting: deque[int], function: str) -> int:
-        """The next item for a lane; a client goes back to the lane that knows its teacher's outputs."""
-        if function == "evaluate":
-            return waiting[0]
-        if not self.remembered:
-            self.homes[waiting[0]] = lane
-            return waiting[0]
-        own = (item for item in waiting if self.homes.get(item) is lane)
-        free = (item for item in waiting if item not in self.homes)
-        item = next(own, None)
-        item = next(free, waiting[0]) if item is None else item
-        self.homes[item] = lane
-        return item
-
     def _send(self, lane: Lane, number: int, request: Request, item: int, state: Values) -> bool:
-        """Give a lane an item, and with the first of a request the request."""
+        """Give a lane an item, and with the first item of a request the request; false if it has died."""
         header: dict[str, Any] = {"item": item}
         values: Values = {}
         if lane.request != number:
-            header |= {"round": request.round, "function": request.function}
+            header |= {"round": request.round, "function": request.function, "kind": request.kind}
             values = request.values
         lane.request = number
         try:
@@ -254,7 +242,7 @@ class LocalBackend:
         return True
 
     def _collect(self) -> Iterator[tuple[Lane, bytes | None]]:
-        """Answers that have arrived; None for a lane that died."""
+        """Yield answers that have arrived; None for a lane that died."""
         busy = {lane.pipe: lane for lane in self.lanes if lane.items}
         for pipe in wait(list(busy)) if busy else []:  # all may have died while they were given work
             assert isinstance(pipe, Connection)
@@ -264,20 +252,19 @@ class LocalBackend:
                 yield busy[pipe], None
 
     def _reply(self, answer: bytes, shared: frames.Shared | None) -> tuple[Reply, int]:
-        """A reply, and the bytes it takes."""
+        """Read a reply; return it and the bytes it takes."""
         header, values, size = frames.read(answer, self.layout, shared)
+        item = header["item"]
         if "error" in header:
-            error = MethodFailed(f"client {header['item']} failed: {header['error']}")
+            error = MethodFailed(f"client {item} failed: {header['error']}")
             error.add_note(header["traceback"])
             raise error
         parts = parted(values)
         notes = {name: (total, count) for name, (total, count) in header["notes"].items()}
-        return Reply(
-            header["item"], header["samples"], parts["v"], notes, parts["s"], header["problem"]
-        ), size
+        return Reply(item, header["samples"], parts["v"], notes, parts["s"], header["problem"]), size
 
-    def _bury(self, lane: Lane, number: int, deaths: Counter[int], waiting: deque[int]) -> None:
-        """Replace a lane that died and put its clients back; the one it worked on at most a few times."""
+    def _replace(self, lane: Lane, number: int, deaths: Counter[int], waiting: deque[int]) -> None:
+        """Replace a lane that died and put its items back; the one it worked on at most a few times."""
         lane.process.join(timeout=5)
         code = lane.process.exitcode
         lane.stop()
@@ -285,11 +272,19 @@ class LocalBackend:
         if lane.items and lane.items[0][0] == number:
             deaths[items[0]] += 1
             if deaths[items[0]] >= DEATHS:
-                why = (
-                    "killed, perhaps for want of memory" if code == -signal.SIGKILL else f"exit status {code}"
-                )
+                killed = code == -signal.SIGKILL
+                why = "killed, perhaps because memory is full" if killed else f"exit status {code}"
                 raise RunStopped(
                     f"the worker process for client {items[0]} died {DEATHS} times ({why}): try fewer --workers or a smaller --batch-size"
                 )
         waiting.extendleft(reversed(items))
         self.lanes[self.lanes.index(lane)] = Lane(self.context, self.site, self.layout)
+
+
+def _next_item(lane: Lane, waiting: Sequence[int], homes: Mapping[int, Lane]) -> int:
+    """Choose a client whose home is this lane, or else one that has none, or else the next one."""
+    if not homes:
+        return waiting[0]
+    own = (item for item in waiting if homes.get(item) is lane)
+    free = (item for item in waiting if item not in homes)
+    return next(itertools.chain(own, free, waiting))

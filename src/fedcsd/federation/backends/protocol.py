@@ -1,45 +1,50 @@
-"""Where clients run."""
+"""The interface between a federation and the place where its clients run."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
 
 import torch
 
+from fedcsd.federation.evaluation import Evaluation, Record
 from fedcsd.messages import Reply, Request
 from fedcsd.weights import Values, Weights
 
 
-class Backend(Protocol):
-    """Carries a method's requests to clients and their replies back."""
+class Backend(ABC):
+    """Carries requests to clients and their replies back."""
 
-    server_device: torch.device
-    """where the server's values are, and those of the replies"""
+    server_device = torch.device("cpu")
+    """device of the server's values and of the values in replies"""
+    engine = ""
+    """name of the engine that trains; empty where there is no choice"""
 
+    @abstractmethod
     def ask(self, request: Request, clients: Sequence[int], states: Mapping[int, Values]) -> Iterator[Reply]:
-        """The reply of each client, in the order of `clients`, which is also the order of dealing."""
-        ...
+        """Yield the reply of each client, in the order of `clients`, which is also the order of dealing."""
 
-    def evaluate(self, round: int, weights: Weights) -> list[Reply]:
-        """The replies of `Site.evaluate`, block by block."""
-        ...
+    @abstractmethod
+    def evaluate(self, round: int, weights: Weights) -> Evaluation:
+        """Test a model on all test data."""
 
-    def close(self) -> None: ...
+    def counts(self) -> Record:
+        """Return measurements of the round's traffic, where the backend sees the real messages.
 
+        They go over those of the federation; the next call counts anew.
+        """
+        return {}
 
-class Apart(Backend, Protocol):
-    """A backend for where the server has no test data."""
-
-    def evaluate_apart(self, round: int, weights: Weights) -> dict[str, Any]:
-        """What the clients measured of a model on their own test data, as part of the round's record."""
-        ...
+    def close(self) -> None:  # noqa: B027  (a backend may hold nothing)
+        """Give back processes and memory."""
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Keeps PyTorch in the server's process to one thread. The lanes have the cores; its threads would wait for
-    one another behind them, and spin for milliseconds after each operation in case there is another. And
-    sums do not depend on how many there are."""
+    """Keep PyTorch in the server's process to one thread.
+
+    The lanes have the cores: more threads would wait behind them, and spin for milliseconds after each
+    operation. Sums do not depend on the number of threads.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

@@ -20,13 +20,12 @@ from fedcsd.aggregation import Mean
 from fedcsd.data.partition import counts_of
 from fedcsd.errors import Diverged, RunStopped
 from fedcsd.experiments.comparison import Choice, choices_of
-from fedcsd.experiments.experiment import FROM_PYTHON, config_of, method_of
+from fedcsd.experiments.experiment import FROM_PYTHON, Experiment, config_of, method_of
 from fedcsd.experiments.identity import check_there
 from fedcsd.experiments.machine import backend_for
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import Run
 from fedcsd.federation.backends.protocol import Backend
-from fedcsd.federation.rounds import Experiment
 from fedcsd.messages import Reply
 from fedcsd.methods import Method
 from fedcsd.models.network import Outputs
@@ -189,10 +188,7 @@ class Setting:
 
     def right(self, backend: Backend, weights: Weights) -> NDArray[np.bool_]:
         """Which of the test images a model classifies rightly [images]."""
-        replies = backend.evaluate(self.rounds, weights)
-        correct = torch.cat([reply["correct"] for reply in replies])
-        found: NDArray[np.bool_] = correct[: self.images].cpu().numpy()
-        return found
+        return backend.evaluate(self.rounds, weights).correct[: self.images]
 
     def round_of(self, method: Method, done: Callable[[], object]) -> tuple[Curve, list[list[int]]]:
         """The method's curve, and the local models' right test images by class after the last epoch [K][C]."""

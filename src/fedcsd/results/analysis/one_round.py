@@ -9,14 +9,16 @@ from typing import Any
 import torch
 
 from fedcsd.errors import UserError, no_run
-from fedcsd.experiments.experiment import FROM_PYTHON, prepare
+from fedcsd.experiments.experiment import FROM_PYTHON, Experiment, prepare
 from fedcsd.experiments.identity import check_there
 from fedcsd.experiments.machine import backend_for
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import Run, load_run
 from fedcsd.experiments.summary import summarise
 from fedcsd.federation.backends.protocol import Backend
-from fedcsd.federation.rounds import Experiment, Federation, cohort
+from fedcsd.federation.cohort import cohort
+from fedcsd.federation.evaluation import Evaluation
+from fedcsd.federation.rounds import Federation
 from fedcsd.messages import Reply, Request
 from fedcsd.methods import Method
 from fedcsd.training.client import Observer
@@ -116,7 +118,7 @@ class Chosen(Federation):
         return self.chosen
 
 
-class Tap:
+class Tap(Backend):
     """A backend whose replies are shown to somebody on their way; the method sees nothing of what was
     observed."""
 
@@ -130,7 +132,7 @@ class Tap:
             values = {name: v for name, v in reply.values.items() if not name.startswith("observed.")}
             yield replace(reply, values=values)
 
-    def evaluate(self, round: int, weights: Weights) -> list[Reply]:
+    def evaluate(self, round: int, weights: Weights) -> Evaluation:
         return self.backend.evaluate(round, weights)
 
     def close(self) -> None:

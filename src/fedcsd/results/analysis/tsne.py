@@ -19,9 +19,8 @@ from torch import Tensor
 from fedcsd import seeds
 from fedcsd.data.partition import counts_of
 from fedcsd.errors import UserError, note
-from fedcsd.experiments.experiment import make_method
+from fedcsd.experiments.experiment import Experiment, make_method
 from fedcsd.experiments.running import Run
-from fedcsd.federation.rounds import Experiment
 from fedcsd.messages import Reply
 from fedcsd.methods import Method, methods
 from fedcsd.results.analysis.one_round import Report, cohort_of, next_round, observable, ready, warmed_up
