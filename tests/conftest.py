@@ -1,4 +1,4 @@
-"""What many tests need: a small skewed federation, and the program as a user runs it."""
+"""Fixtures that run the program as a user does, and the marks of tests."""
 
 import os
 import shutil
@@ -12,7 +12,9 @@ import torch
 from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("helpers")  # before anything of it is imported
-from helpers.program import Fedcsd, FedcsdRun, Forks  # noqa: E402
+from helpers.program import Fedcsd, FedcsdRun, Forks, pass_on_no_ignored_signals  # noqa: E402
+
+pass_on_no_ignored_signals()
 
 settings.register_profile("fedcsd", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("fedcsd")

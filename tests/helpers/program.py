@@ -8,6 +8,7 @@ import json
 import os
 import runpy
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,17 @@ FedcsdRun = Callable[..., Path]
 
 TESTS = Path(__file__).parents[1]
 READ_AT_START = ("PYTHON", "LC_", "LANG", "OMP_", "MKL_", "TORCH")  # a fork has the first process's
+
+
+def pass_on_no_ignored_signals() -> None:
+    """Give processes that tests start the default for Ctrl-C and hang-up.
+
+    A runner in the background or under nohup ignores these signals, and a child inherits that. A handler that does
+    nothing ignores them here as well, but no child inherits a handler.
+    """
+    for number in (signal.SIGINT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 class Forks:
