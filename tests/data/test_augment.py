@@ -169,6 +169,24 @@ def test_turns_as_pillow_does(height: int, width: int) -> None:
     assert (turned[:, 0].numpy() == np.stack(pillow)).mean() > 0.999
 
 
+@pytest.mark.parametrize(
+    ("name", "crop", "flip", "degrees"),
+    [("cifar", 4, True, 15), ("office", 0, True, 30)],
+    ids=["cifar", "office"],
+)
+def test_the_paper_s_augmentations(name: str, crop: int, flip: bool, degrees: float) -> None:
+    """The constants are the paper's; NumPy crops and flips, Pillow turns (as above, with other edges between pixels)."""
+    images, augmentation = random_images(200, 1, 32, 32), AUGMENTATIONS[name]
+    drawn = augmentation.draw(200, torch.Generator().manual_seed(0))
+    expected = []
+    for image, (down, right, mirror, turn) in zip(images[:, 0].numpy(), drawn.double().tolist(), strict=True):
+        top, left = int(down * (2 * crop + 1)), int(right * (2 * crop + 1))
+        image = np.pad(image, crop)[top : top + 32, left : left + 32]
+        image = image[:, ::-1] if flip and mirror < 0.5 else image
+        expected.append(np.asarray(Image.fromarray(image).rotate((2 * turn - 1) * degrees)))
+    assert (augmentation(images, drawn)[:, 0].numpy() == np.stack(expected)).mean() > 0.999
+
+
 def test_none_returns_the_images_unchanged() -> None:
     images = random_images(3, 3, 5, 5)
     none = AUGMENTATIONS["none"]
