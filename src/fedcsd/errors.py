@@ -188,6 +188,10 @@ def _instead(name: object, known: Iterable[str]) -> str:
 
 def no_run(path: Path, *, to_train: bool = True) -> UserError:
     """Return the error for a folder that holds no run, with the runs that are near it."""
+    if path.parent.is_file():
+        return UserError(
+            f"{path.parent} is an archive: it has no weights of its runs, and nothing can be trained from it"
+        )
     inside = sorted(config.parent for config in path.glob("*/config.toml"))
     if any((path / name).exists() for name in ("comparison.json", "planned.json")):
         advice = [f"name one of its runs, such as {inside[0]}"] if inside else []

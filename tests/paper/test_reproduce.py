@@ -245,7 +245,7 @@ def test_an_interruption_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
     assert folder.name == "smoke-rounds=2-cifar100=digits"  # another one than that of the real data
     written = json.loads((folder / "table3" / "results.json").read_text())
     assert len(written["missing"]) == 4
-    states = [run.state for run in plan(EXHIBITS["table3"], choices(), tmp_path / "cut" / "runs").values()]
+    states = [run.state for run in plan(EXHIBITS["table3"], choices(), tmp_path / "cut").values()]
     assert states == ["done", "done", "1 of 2 rounds", "to do", "to do", "to do"]
     rest = Counted()
     (cut,) = reproduce(["table3"], choices(), tmp_path / "cut", on_start=rest)

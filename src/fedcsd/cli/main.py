@@ -263,17 +263,17 @@ def show(path: Path) -> None:
         name_files(path, "report.html")
         return
 
-    from fedcsd.experiments.run_folder import RunDirectory
+    from fedcsd.experiments.archive import is_run, open_run
     from fedcsd.experiments.summary import left_in, progress_of, summarise
     from fedcsd.results.terminal import say, show_run, show_table, sparkline
 
-    if not (path / "config.toml").exists() and (parts := progress_of(path)):
+    if not is_run(path) and (parts := progress_of(path)):
         show_table(["run", "rounds", "accuracy (%)"], parts)
         say(left_in(path))
         for other in sorted(path.glob("*/comparison.json")):
             say(f"a comparison: fedcsd show {other.parent}")
         return
-    directory = RunDirectory.open(path)
+    directory = open_run(path)
     settings, history, summary = directory.settings, directory.history(), directory.summary
     end = directory.divergence
     if not history and not end:

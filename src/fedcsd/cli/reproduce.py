@@ -174,8 +174,6 @@ def train_and_show(
     jobs = max(1, min(jobs, len(left)))
     if left and train and choices.scale == "paper" and choices.overrides.get("device") != "cuda":
         say("this is work for a GPU (--device cuda): on a CPU it takes weeks; --scale small is for one")
-    if not train:
-        tell_what_is_elsewhere(names, choices, out)
     with Training() as training, helping(jobs, names, choices, out, only):
 
         def start(run: Any, rounds: int, coming: Sequence[Any]) -> Any:
@@ -202,20 +200,6 @@ def train_and_show(
             on_step=training.step,
             on_made=made,
         )
-
-
-def tell_what_is_elsewhere(names: Sequence[str], choices: Choices, out: Path) -> None:
-    """Of tables of which nothing is there: which other settings have runs."""
-    from fedcsd.paper.elsewhere import elsewhere
-    from fedcsd.paper.reproduce import plans
-    from fedcsd.results.terminal import say
-
-    given = bool(get_current_context().params["given"])
-    for name, runs in plans(names, choices, out).items():
-        if not any(run.ended for run in runs.values()):
-            hint = elsewhere(EXHIBITS[name], choices, out / "runs", given)
-            if hint or len(names) > 1:  # of a single one the error says it
-                say(hint or f"{name}: no run is there")
 
 
 def show_notes(choices: Choices) -> None:

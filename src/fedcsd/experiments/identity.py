@@ -12,6 +12,7 @@ import tomli_w
 from fedcsd.config import layered
 from fedcsd.errors import UserError, note
 from fedcsd.experiments import provenance
+from fedcsd.experiments.archive import open_run
 from fedcsd.experiments.experiment import (
     FROM_PYTHON,
     Experiment,
@@ -84,7 +85,7 @@ def tell_old(runs: Iterable[Path]) -> None:
     """Say which of these runs were trained, wholly or in part, with other code of this package than it has now."""
     total, old = 0, []
     for path in sorted(runs):
-        facts, total = RunDirectory.open(path).config.get("facts", {}), total + 1
+        facts, total = open_run(path).config.get("facts", {}), total + 1
         changed = any(" code of the package " in change for change in facts.get("changes", []))
         if changed or facts.get("package") not in (None, provenance.package()):
             old.append(path)

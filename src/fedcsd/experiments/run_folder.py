@@ -13,24 +13,23 @@ model.safetensors  the final global model
 import json
 import math
 import os
-import re
 import shlex
 import shutil
 import time
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import tomli_w
 
-from fedcsd.config import FACTS, Settings
+from fedcsd.config import Settings
 from fedcsd.data.partition import UNREADABLE, Counts, Rows, packed, unpacked
 from fedcsd.errors import Busy, Divergence, UserError, no_run, note
 from fedcsd.experiments.provenance import facts
+from fedcsd.experiments.recorded import RecordedRun
 from fedcsd.federation import states
 from fedcsd.files import names_in, write_whole, writing
 from fedcsd.messages import Torn, finite, header_of, pack, parsed, unpack
@@ -38,8 +37,6 @@ from fedcsd.weights import Layout, Value
 
 T = TypeVar("T")
 CHECKPOINTS_KEPT = 2
-CODE_CHANGE = re.compile(r"after round (\d+): code of the (method|model) (.+) -> (.+)")
-AFTER_DIVERGENCE = ("lr", "on_divergence")  # settings that may change in mid-run so that it can go on
 OWN = {
     "config.toml",
     "partition.npz",
@@ -66,7 +63,7 @@ def _versions(path: Path) -> dict[str, Any]:
     return {}
 
 
-class RunDirectory:
+class RunDirectory(RecordedRun):
     """The files of one run. `create` starts a new one, `open` takes up one that exists."""
 
     def __init__(self, path: Path):
@@ -170,10 +167,6 @@ class RunDirectory:
         here = f"fedcsd resume {shlex.quote(str(self.path))}"
         return str(self.config.get("deploy", {}).get("again", here))
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        return {key: value for key, value in self.config.items() if key not in FACTS}
-
     def change(self, rounds: int, changes: Mapping[str, Any], code: Mapping[str, Any]) -> None:
         """Settings, or facts about code, that differ after this many rounds; the config keeps what they were."""
         config = self.config
@@ -188,29 +181,6 @@ class RunDirectory:
             began = before | facts.get("began", {})
             config["facts"] = {**facts, **code, "changes": facts.get("changes", []) + news, "began": began}
             write_whole(self.path / "config.toml", tomli_w.dumps({**config, **changes}).encode())
-
-    @property
-    def began(self) -> dict[str, Any]:
-        """The settings as they were before any change; but a run may always be trained for longer."""
-        before = self.config["facts"].get("began", {})
-        return {**self.settings, **{k: v for k, v in before.items() if k in AFTER_DIVERGENCE}}
-
-    @property
-    def mended(self) -> list[str]:
-        """What was changed after a divergence, as it stands in the config."""
-        changes = self.config["facts"].get("changes", [])
-        return [c for c in changes if c.partition(": ")[2].partition(" ")[0] in AFTER_DIVERGENCE]
-
-    def code(self, key: str = "method") -> list[tuple[int, str]]:
-        """The versions of the method's own file (or with "model_code" the model's) that the run was trained with,
-        each with the round after which it came; empty for a built-in one."""
-        facts, what = self.config["facts"], key.removesuffix("_code")
-        found = [CODE_CHANGE.fullmatch(change) for change in facts.get("changes", [])]
-        changes = [match.groups() for match in found if match and match[2] == what]
-        used = [(0, changes[0][2] if changes else facts.get(key, ""))]
-        used += [(int(round), new) for round, _, _, new in changes]
-        trained = [this for this, after in pairwise(used) if this[0] < after[0]]
-        return [*trained, used[-1]] if used[-1][1] else []
 
     def partition(self) -> tuple[list[Rows], list[Rows]]:
         """The clients' training rows, and the rows they hold out (none without --holdout)."""

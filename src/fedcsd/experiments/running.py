@@ -35,7 +35,8 @@ from fedcsd.experiments.identity import (
     move,
 )
 from fedcsd.experiments.machine import Place, here, sigterm_as_interrupt
-from fedcsd.experiments.run_folder import AFTER_DIVERGENCE, RunDirectory
+from fedcsd.experiments.recorded import AFTER_DIVERGENCE
+from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.summary import summarise
 from fedcsd.experiments.tracking import EachRound, OnRound
 from fedcsd.federation.callbacks import Callbacks

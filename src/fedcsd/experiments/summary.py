@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedcsd.experiments.archive import open_run, paths_in
 from fedcsd.experiments.comparison_folder import Unfinished
-from fedcsd.experiments.run_folder import RunDirectory
 
 OWN_DATA = (
     "client_accuracy_mean",
@@ -53,14 +53,13 @@ def number(value: Any) -> float:
 def progress_of(folder: Path) -> list[list[str]]:
     """Of each run in a folder: its name, the rounds done and the accuracy so far."""
     rows, planned = [], Unfinished.of(folder)
-    for config in sorted(folder.glob("*/config.toml")):
-        run = RunDirectory.open(config.parent)
+    for run in map(open_run, paths_in(folder)):
         history = run.history()
         latest = number(history[-1].get("test_accuracy")) if history else math.nan
         accuracy = f"{100 * latest:.2f}" if math.isfinite(latest) else "–" * bool(history)
         if end := run.divergence:
             accuracy = f"diverged (round {end.round})"
-        name, rounds = config.parent.name, run.settings["rounds"]
+        name, rounds = run.path.name, run.settings["rounds"]
         if planned and name in planned.runs:  # it may be taken further, and not yet be told
             rounds = max(rounds, planned.rounds)
         rows.append([name, f"{len(history)} of {rounds}", accuracy])

@@ -10,6 +10,8 @@ from typing import Any
 
 from fedcsd.config import IRRELEVANT, TABLES, Settings, build, layered, plain
 from fedcsd.errors import Divergence, UserError, unknown
+from fedcsd.experiments import archive
+from fedcsd.experiments.archive import open_run
 from fedcsd.experiments.comparison import Cell as Training
 from fedcsd.experiments.experiment import make_method
 from fedcsd.experiments.run_folder import RunDirectory
@@ -40,8 +42,10 @@ class Planned:
 
     @property
     def ended(self) -> bool:
-        """Whether there is nothing to train: finished, or diverged."""
-        return any((self.path / name).exists() for name in ("summary.json", "diverged.json"))
+        """Whether there is nothing to train: finished, diverged, or in an archive."""
+        return self.path.parent.is_file() or any(
+            (self.path / name).exists() for name in ("summary.json", "diverged.json")
+        )
 
     @property
     def left(self) -> float:
@@ -61,7 +65,7 @@ class Planned:
     @property
     def state(self) -> str:
         """How far it is, in words."""
-        if not self._training.exists:
+        if not self.ended and not self._training.exists:
             return "to do"
         if outcome := Outcome.of(self):
             return f"diverged in round {outcome.diverged.round}" if outcome.diverged else "done"
@@ -86,7 +90,7 @@ class Outcome:
         """None while the run has not ended; what is damaged is refused."""
         if not run.ended:
             return None
-        there = RunDirectory.open(run.path)
+        there = open_run(run.path)
         again = f"restore it, or remove {run.path} to train that run again"
         try:
             summary, diverged = there.summary, there.divergence
@@ -105,14 +109,21 @@ class Outcome:
         return cls(run.path, there.settings, history, diverged, tuple(there.mended), where)
 
 
-def plan(exhibit: Exhibit, choices: Choices, folder: Path) -> dict[tuple[Point, int], Planned]:
-    """The runs of a table or figure. Points whose settings are the same share one."""
+def plan(exhibit: Exhibit, choices: Choices, out: Path) -> dict[tuple[Point, int], Planned]:
+    """Return the runs of a table or figure. Points with the same settings share one run.
+
+    A run lies in its folder in `out`/runs, or else in the archive of `out`.
+    """
     seeds = choices.seeds[:1] if exhibit.first_seed_only else choices.seeds
+    archived = archive.read(out / archive.FILE) if (out / archive.FILE).is_file() else {}
     found = {}
     for point in exhibit.points:
         for seed in seeds:
             values = choices.values(point, seed)
-            path = folder / _run_name(point, seed, values)
+            name = _run_name(point, seed, values)
+            path = out / "runs" / name
+            if name in archived and not path.exists():
+                path = archived[name].path
             found[point, seed] = Planned(point, seed, values, path, choices.seconds(point))
     return found
 

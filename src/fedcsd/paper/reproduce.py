@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shutil import rmtree
 
-from fedcsd.errors import Busy, RunStopped, UserError, end, unknown
+from fedcsd.errors import Busy, RunStopped, UserError, end, note, unknown
+from fedcsd.experiments.archive import FILE
 from fedcsd.experiments.experiment import prepare
 from fedcsd.experiments.identity import tell_old
 from fedcsd.experiments.run_folder import RunDirectory
@@ -46,7 +47,7 @@ def names_of(names: Sequence[str]) -> list[str]:
 
 def plans(names: Sequence[str], choices: Choices, out: Path) -> dict[str, dict[tuple[Point, int], Planned]]:
     """The runs of each name. All lie in one folder, so that tables share them."""
-    return {name: plan(EXHIBITS[name], choices, out / "runs") for name in names}
+    return {name: plan(EXHIBITS[name], choices, out) for name in names}
 
 
 def any_ended(names: Sequence[str], choices: Choices, out: Path, data: str, other: str) -> bool:
@@ -87,9 +88,12 @@ def reproduce(
     if only and not any(todo.values()):
         raise nothing_left(names, only)
     if not train:
-        all_runs = {name: runs for name, runs in all_runs.items() if any(run.ended for run in runs.values())}
-        if not all_runs:
+        with_runs = {name: runs for name, runs in all_runs.items() if any(run.ended for run in runs.values())}
+        if not with_runs:
             raise nothing_there(names, out)
+        for name in all_runs.keys() - with_runs.keys():
+            note(f"{name}: no run is there")
+        all_runs = with_runs
     tell_old({run.path for runs in all_runs.values() for run in runs.values() if run.ended})
     if train:
         _check([run for runs in todo.values() for run in runs])
@@ -123,8 +127,10 @@ def nothing_left(names: Sequence[str], only: Filter) -> UserError:
 
 def nothing_there(names: Sequence[str], out: Path) -> UserError:
     have = "has" if len(names) == 1 else "have"
-    trained = f"{', '.join(names)} {have} no finished run with these settings in {out / 'runs'}"
-    return UserError(f"{trained}: leave out --no-train to train what is missing")
+    trained = f"{', '.join(names)} {have} no finished run with these settings in {out}"
+    return UserError(
+        f"{trained}: give the settings that they were trained with, or leave out --no-train to train what is missing"
+    )
 
 
 def _check(runs: Sequence[Planned]) -> None:
@@ -191,7 +197,7 @@ def _write(
     on_step: OnStep | None,
 ) -> Made:
     """All files; after an interruption (no on_step) with the picture there is, for one takes its time."""
-    beside = choices.folder(point.data for point in exhibit.points)
+    beside = "" if (out / FILE).is_file() else choices.folder(point.data for point in exhibit.points)
     shown = {key: run for key, run in runs.items() if key[0] in exhibit.points}
     report, folder = Report.of(exhibit, choices, shown), out / beside / exhibit.name
     pictures = [file for file in sorted(folder.glob(f"{exhibit.name}*")) if file.suffix in (".png", ".json")]

@@ -16,8 +16,9 @@ from numpy.typing import NDArray
 
 from fedcsd.config import IRRELEVANT, applied, toml_text
 from fedcsd.errors import UserError, note, unknown
+from fedcsd.experiments.archive import is_run, open_run, paths_in
 from fedcsd.experiments.comparison_folder import run_name
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.recorded import RecordedRun
 from fedcsd.experiments.tracking import flattened
 from fedcsd.methods import methods
 from fedcsd.naming import free, parse, short
@@ -49,9 +50,9 @@ UNIFORM = 1e-7  # where a uniform target is shown on a logarithmic axis: about t
 SHARES = ("accuracy", "domain_mean")  # in the name of what is a share
 
 
-def found(paths: Sequence[Path]) -> list[RunDirectory]:
+def found(paths: Sequence[Path]) -> list[RecordedRun]:
     """The runs at these paths; a folder of runs, such as a comparison's, stands for all of them."""
-    runs = [RunDirectory.open(folder) for path in paths for folder in folders(path)]
+    runs = [open_run(folder) for path in paths for folder in folders(path)]
     tell_skipped(paths)
     return list({run.path.resolve(): run for run in runs}.values())
 
@@ -62,7 +63,7 @@ def tell_skipped(paths: Sequence[Path]) -> None:
     deeper = {
         c.parent.parent for path in paths if path not in folders(path) for c in path.glob("*/*/config.toml")
     }
-    left = sorted(str(f) for f in deeper if f.resolve() not in given and not (f / "config.toml").is_file())
+    left = sorted(str(f) for f in deeper if f.resolve() not in given and not is_run(f))
     if left:
         note(f"without the runs in {_listed(left)}: name such a folder as well to have them")
 
@@ -70,17 +71,16 @@ def tell_skipped(paths: Sequence[Path]) -> None:
 def folders(path: Path) -> list[Path]:
     """The folders of the runs that a path stands for; the path itself if there is none in it. A comparison's
     are in its own order, so that a method has the same colour in all its pictures."""
-    inside = [] if (path / "config.toml").is_file() else sorted(path.glob("*/config.toml"))
+    inside = [] if is_run(path) else paths_in(path)
     order: dict[str, int] = {}
     with suppress(OSError, ValueError, KeyError, TypeError):
         rows = json.loads((path / "comparison.json").read_text(encoding="utf-8"))["rows"]
         order = {run_name(row["label"], 0).removesuffix("0"): place for place, row in enumerate(rows)}
-    found = [config.parent for config in inside]
-    found.sort(key=lambda folder: order.get(folder.name.rstrip("0123456789"), len(order)))
+    found = sorted(inside, key=lambda folder: order.get(folder.name.rstrip("0123456789"), len(order)))
     return found or [path]
 
 
-def grouped(runs: Sequence[RunDirectory]) -> dict[str, list[History]]:
+def grouped(runs: Sequence[RecordedRun]) -> dict[str, list[History]]:
     """Histories by label; runs that differ in their seed only are together."""
     groups = by_label(runs)
     if len(groups) > MOST:
@@ -94,13 +94,13 @@ def grouped(runs: Sequence[RunDirectory]) -> dict[str, list[History]]:
     return {label: [flat(run.history()) for run in some] for label, some in groups.items()}
 
 
-def by_label(runs: Sequence[RunDirectory]) -> dict[str, list[RunDirectory]]:
+def by_label(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
     """Runs by label, those that differ in their seed only together; a seed that is there twice counts once."""
-    groups: dict[str, list[RunDirectory]] = {}
+    groups: dict[str, list[RecordedRun]] = {}
     for run in runs:
         same = {key: value for key, value in applied(run.settings).items() if key not in UNTOLD}
         groups.setdefault(repr(sorted(same.items())), []).append(run)
-    labelled: dict[str, list[RunDirectory]] = {}
+    labelled: dict[str, list[RecordedRun]] = {}
     left: list[str] = []
     labels = labels_of([some[0].settings for some in groups.values()])
     for label, some in zip(labels, groups.values(), strict=True):
@@ -111,7 +111,7 @@ def by_label(runs: Sequence[RunDirectory]) -> dict[str, list[RunDirectory]]:
     return labelled
 
 
-def _versions(runs: Sequence[RunDirectory]) -> dict[str, Sequence[RunDirectory]]:
+def _versions(runs: Sequence[RecordedRun]) -> dict[str, Sequence[RecordedRun]]:
     """Runs of the same settings, apart where one seed is there with other code, data or device."""
     known = [{"device": run.settings.get("device", ""), **run.config["facts"]} for run in runs]
     told = [{name: str(one.get(key, "")) for key, name in VERSIONS.items()} for one in known]
@@ -119,16 +119,16 @@ def _versions(runs: Sequence[RunDirectory]) -> dict[str, Sequence[RunDirectory]]
     if len(made) == len({seed for seed, _ in made}):
         return {"": runs}
     differ = [name for name in told[0] if any(one[name] != told[0][name] for one in told)]
-    found: dict[str, Sequence[RunDirectory]] = {}
+    found: dict[str, Sequence[RecordedRun]] = {}
     for run, one in zip(runs, told, strict=True):
         version = "".join(f", {name}={one[name][:8]}" for name in differ)
         found[version] = [*found.get(version, ()), run]
     return found
 
 
-def _once(runs: Sequence[RunDirectory], left: list[str]) -> list[RunDirectory]:
+def _once(runs: Sequence[RecordedRun], left: list[str]) -> list[RecordedRun]:
     """One run a seed, the one with the most measurements; `left` gets the others."""
-    seeds: dict[Any, list[RunDirectory]] = {}
+    seeds: dict[Any, list[RecordedRun]] = {}
     for run in runs:
         seeds.setdefault(run.settings.get("seed"), []).append(run)
     kept = [max(some, key=_measured) if len(some) > 1 else some[0] for some in seeds.values()]
@@ -137,7 +137,7 @@ def _once(runs: Sequence[RunDirectory], left: list[str]) -> list[RunDirectory]:
     return kept
 
 
-def _measured(run: RunDirectory) -> tuple[bool, int]:
+def _measured(run: RecordedRun) -> tuple[bool, int]:
     return not run.mended, sum(len(record) for record in run.history())
 
 

@@ -10,8 +10,9 @@ from typing import Any, Protocol
 
 from fedcsd.config import IRRELEVANT, SKEWED, Settings, layered
 from fedcsd.errors import Divergence
+from fedcsd.experiments.archive import open_run
 from fedcsd.experiments.identity import CODE, code_now
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.recorded import RecordedRun
 from fedcsd.experiments.running import Run
 from fedcsd.results.tables import Row
 
@@ -112,11 +113,11 @@ def blown_up(run: Ended, classes: int, untrained: bool = False) -> list[str]:
     return [f"blew up: the {name.replace('_', ' ')} of its final round is {shown}"]
 
 
-def other_code(run: Run | RunDirectory) -> list[str]:
+def other_code(run: Run | RecordedRun) -> list[str]:
     """Which rounds were trained with other code of one's own method or model than there is now, if any were."""
     if run.path is None:
         return []
-    names, directory = layered(run.settings), RunDirectory.open(run.path)
+    names, directory = layered(run.settings), open_run(run.path)
     used = {what: code for what, fact in CODE.items() if (code := directory.code(fact))}
     return [note for what, code in used.items() for note in _other(run.path, what, names[what]["name"], code)]
 

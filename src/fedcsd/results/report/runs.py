@@ -10,8 +10,8 @@ from typing import Any
 from fedcsd.config import FACTS
 from fedcsd.data.partition import Counts
 from fedcsd.errors import Divergence, UserError, no_run
+from fedcsd.experiments.archive import is_run, open_run
 from fedcsd.experiments.comparison_folder import run_name
-from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import Run
 from fedcsd.results.curves import History
 from fedcsd.results.plots import by_label, flat, folders, tell_skipped
@@ -85,7 +85,7 @@ class Found:
 
 def read(folder: Path) -> Seen:
     try:
-        run = RunDirectory.open(folder)
+        run = open_run(folder)
         config, summary, end = run.config, run.summary, run.divergence
         int(config["seed"]), str(config["method"]["name"]), int(config["rounds"])
         if summary is not None:
@@ -108,7 +108,7 @@ def find(paths: Sequence[Path], *, waiting: bool = False) -> Found:
     seen: dict[Path, Seen] = {}
     for path in paths:
         for folder in folders(path):
-            if (folder / "config.toml").is_file():
+            if is_run(folder):
                 seen.setdefault(folder.resolve(), read(folder))
             elif not waiting:
                 raise no_run(path)
@@ -116,7 +116,7 @@ def find(paths: Sequence[Path], *, waiting: bool = False) -> Found:
     whole, damaged = [s for s in seen.values() if not s.problem], [s for s in seen.values() if s.problem]
     if not whole and damaged and not waiting:
         raise UserError(f"{damaged[0].path} is damaged: {damaged[0].problem}")
-    labels = by_label([RunDirectory(s.path) for s in whole]) if whole else {}
+    labels = by_label([open_run(s.path) for s in whole]) if whole else {}
     by_path = {s.path: s for s in whole}
     groups = {
         label: sorted((by_path[run.path] for run in some), key=lambda s: int(s.config["seed"]))
@@ -124,7 +124,7 @@ def find(paths: Sequence[Path], *, waiting: bool = False) -> Found:
     }
     kept = {run.path for some in labels.values() for run in some}
     left = [s for s in whole if s.path not in kept]
-    single = all((path / "config.toml").is_file() for path in paths)
+    single = all(map(is_run, paths))
     return Found(groups, damaged, left, None, {}, single)
 
 
