@@ -10,12 +10,15 @@ import torch
 
 import fedcsd
 from fedcsd.config import describe
+from fedcsd.data.matching import Alike
 from fedcsd.experiments.experiment import Experiment
 from fedcsd.federation.cohort import cohort
 from fedcsd.federation.rounds import Federation
 from fedcsd.federation.states import DiskStates
 from fedcsd.messages import pack, unpack
 from fedcsd.methods import Method, methods
+from fedcsd.training import Client
+from fedcsd.weights import Weights
 from helpers.federations import Here, blobs, one_class_net, small
 
 STRONG: dict[str, dict[str, Any]] = {
@@ -232,16 +235,38 @@ def test_what_its_clients_remember_and_that_it_may_lie_on_disk(name: str, tmp_pa
 
 @pytest.mark.filterwarnings("ignore:this model has no BatchNorm")
 @every_method
-def test_augmented_images_and_track_drift_do_not_break_it(name: str) -> None:
+def test_augmented_images_and_the_drift_that_is_measured(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
     images = random.integers(0, 255, (80, 8, 8), dtype=np.uint8)
     data = fedcsd.Dataset.of_arrays(images[:60], np.arange(60) % 3, images[60:], np.arange(20) % 3)
     experiment = small(
         make(name), dataset=data, augment="cifar", track_drift=True, factory=image_net, min_samples=1
     )
+    trainings, train = [], Client.train
+
+    def watched(self: Client, weights: Weights, *arguments: Any, **named: Any) -> Any:
+        result = train(self, weights, *arguments, **named)
+        if "name" not in named:  # a personal model that is trained beside the shared one does not count
+            trainings.append((self.round, weights, result["weights"]))
+        return result
+
+    monkeypatch.setattr(Client, "train", watched)
     record = trained(make(name), rounds=2, experiment=experiment).record
     assert np.isfinite(record["train_loss"])
-    assert record["logit_drift"] >= 0
+    drifts = [drift(experiment, before, after) for round_, before, after in trainings if round_ == 1]
+    assert record["logit_drift"] == pytest.approx(np.mean(drifts), rel=1e-3, abs=1e-7)
+
+
+def drift(experiment: Experiment, before: Weights, after: Weights) -> float:
+    """Mean KL divergence of predictions on the test images after a training from those before it."""
+    network, logs = experiment.network, []
+    network.eval()
+    for weights in (before, after):
+        network.load(weights)
+        with torch.no_grad():
+            logits = network(experiment.data.images(experiment.data.x_test)).logits
+        logs.append(logits.double().log_softmax(1))
+    return float((logs[0].exp() * (logs[0] - logs[1])).sum(1).mean())
 
 
 def normed_net() -> torch.nn.Module:
@@ -283,13 +308,36 @@ PERSONALISED = ["ditto", "fedbn", "fedper"]
 @pytest.mark.parametrize("holdout", [0.0, 0.25])
 @every_method
 def test_personalised_methods_test_each_client_s_model_on_its_own_data(name: str, holdout: float) -> None:
-    federation = trained(make(name), factory=one_class_net, holdout=holdout, participation=0.5)
-    record = federation.record
-    assert 0 <= record["client_accuracy_worst_decile"] <= record["client_accuracy_mean"] <= 1
+    method = make(name)
+    experiment = small(method, factory=one_class_net, holdout=holdout, participation=0.5)
+    federation = trained(method, experiment=experiment)
+    record, weights = federation.record, federation.server.weights
+    shared = [accuracy(experiment, weights, k) for k in range(4)]
+    assert record["client_accuracy_mean"] == pytest.approx(np.mean(shared))
+    assert record["client_accuracy_worst_decile"] == pytest.approx(min(shared))
     assert ("client_accuracy_personal_mean" in record) == (name in PERSONALISED)
     if name in PERSONALISED:
-        assert 0 <= record["client_accuracy_personal_mean"] <= 1
-        assert federation.states.keys() <= set(range(4))
+        site, states = federation.backend.site, federation.states
+        clients = [Client(site, k, federation.round, dict(states.get(k, {}))) for k in range(4)]
+        own = [accuracy(experiment, method.personal(c, weights), c.number) for c in clients]
+        assert record["client_accuracy_personal_mean"] == pytest.approx(np.mean(own))
+        assert states.keys() <= set(range(4))
+
+
+def accuracy(experiment: Experiment, weights: Weights, client: int) -> float:
+    """Accuracy on the images that a client holds out, or on test images like its own."""
+    network, data = experiment.network, experiment.data
+    network.load(weights)
+    network.eval()
+    with torch.no_grad():
+        train, test = (
+            (network(data.images(x)).logits.argmax(1) == y).double().numpy()
+            for x, y in ((data.x_train, data.y_train), (data.x_test, data.y_test))
+        )
+    if experiment.held:
+        return float(train[experiment.held[client]].mean())
+    rows, shares = Alike(data, len(experiment.parts)).rows(client, experiment.parts[client])
+    return float((test[rows] * shares).sum())
 
 
 def test_fedbn_s_own_models_are_better_where_the_features_differ() -> None:

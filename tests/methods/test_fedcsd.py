@@ -1,5 +1,6 @@
 """FedCSD's two halves, its switches, and what makes it equal to something simpler."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -162,7 +163,10 @@ def test_the_method_s_loss_is_cross_entropy_and_mu_times_the_objective(
     loss, notes = method.loss(Batch(z, z, y, {"teacher": Outputs(zt, zt)}, {"prototypes": p}))
     csd = csd_loss(z, zt, p, y, tau=4.0, similarity=similarity, mask=mask, similarity_scale=scale)
     torch.testing.assert_close(loss, F.cross_entropy(z, y, reduction="none") + 0.3 * csd)
-    assert ((notes["target_entropy"] >= 0) & (notes["target_entropy"] <= 1 + 1e-6)).all()
+    weight = (F.normalize(z, dim=1) @ F.normalize(p, dim=1).T).softmax(1) * (4 if scale == "classes" else 1)
+    q = ((weight * zt if similarity else zt) / 4).double().softmax(1)
+    entropy = -(q * q.log()).sum(1) / math.log(4)
+    torch.testing.assert_close(notes["target_entropy"].double(), entropy, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -178,22 +182,25 @@ def test_switches_that_would_do_nothing_are_refused(switches: dict[str, Any]) ->
         FedCSD(**switches)
 
 
-def test_what_it_measures() -> None:
-    method = FedCSD()
-    experiment = small(method)
-    client = Client(experiment.site(), 0, 0)
+@pytest.mark.parametrize(
+    ("mask", "kept", "wrong_filtered", "right_lost"),
+    [("adaptive", -2, 1, 1), ("forcible", -2, 2, 0), ("none", 0, 0, 0)],
+)
+def test_what_it_measures(mask: Any, kept: int, wrong_filtered: int, right_lost: int) -> None:
+    """A teacher sure about all samples but three: wrong by far, wrong by little, and undecided, which counts as
+    right for the first class but is not above 1/C."""
+    method = FedCSD(mask=mask)
+    client = Client(small(method, partition="iid").site(), 0, 0)
     n, y = client.samples, client.labels
-    logits = torch.zeros(n, 3)
-    logits[torch.arange(n), y] = 1.0  # right and sure about all but the first two
-    logits[0] = torch.tensor([0.0, 0.0, 0.0]).index_fill(0, (y[0] + 1) % 3, 5.0)  # wrong, filtered
-    logits[1] = (
-        torch.full((3,), 0.0).index_fill(0, y[1], 2.0).index_fill(0, (y[1] + 1) % 3, 2.1)
-    )  # wrong, kept
+    logits = torch.nn.functional.one_hot(y, 3).float()
+    far, near, undecided = *(y != 0).nonzero()[:2, 0].tolist(), int((y == 0).nonzero()[0])
+    logits[far, 0], logits[near, 0] = 5.0, 1.1
+    logits[undecided] = 0.0
     method.measure(client, logits)
     assert client.notes["teacher_accuracy"] == (n - 2, n)
-    assert client.notes["mask_rate"] == (n - 1, n)
-    assert client.notes["wrong_filtered"] == (1, 2)
-    assert client.notes["right_lost"] == (0, n - 2)
+    assert client.notes["mask_rate"] == (n + kept, n)
+    assert client.notes["wrong_filtered"] == (wrong_filtered, 2)
+    assert client.notes["right_lost"] == (right_lost, n - 2)
 
 
 def test_bytes_are_fedavg_s_and_the_prototypes() -> None:

@@ -187,9 +187,14 @@ def test_similarity_scale_makes_the_mean_weight_one() -> None:
     torch.testing.assert_close(
         similarity_weights(z, prototypes, "classes").mean(1), torch.ones(4, dtype=torch.float64)
     )
-    assert similarity_weights(z, prototypes).max() <= exp(2) / (
-        exp(2) + 9
-    )  # the bound that makes targets flat
+
+
+def test_weights_where_one_class_is_alike_and_all_others_opposite() -> None:
+    """No weight can be further from the others than here: cosines 1 and -1, which makes targets flat."""
+    z = torch.tensor([[3.0, -4.0]], dtype=torch.float64)
+    prototypes = torch.cat([0.1 * z, *[-7 * z] * 9])
+    expected = [exp(2) / (exp(2) + 9), *[1 / (exp(2) + 9)] * 9]
+    assert similarity_weights(z, prototypes)[0].tolist() == pytest.approx(expected, rel=1e-12)
 
 
 def numpy_authors(z: Any, zt: Any, protos: Any, y: Any, tau: float) -> Any:
