@@ -16,7 +16,7 @@ from typing import Any
 
 from methods import text
 
-from fedcsd.config import describe
+from fedcsd.config.options import describe
 from fedcsd.methods import methods
 
 ROOT = Path(__file__).parents[1]

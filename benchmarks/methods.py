@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from fedcsd.config import read_toml
+from fedcsd.config.toml import read_toml
 from fedcsd.errors import Diverged
 from fedcsd.experiments.comparison_folder import run_name
 from fedcsd.experiments.provenance import facts

@@ -14,13 +14,13 @@ import click
 import fedcsd
 from fedcsd.cli.list import list_entries
 from fedcsd.cli.main import cli
-from fedcsd.cli.options import NAMED, PANELS
-from fedcsd.config import IRRELEVANT, TABLES, Settings, describe
+from fedcsd.config import Settings
+from fedcsd.config.options import describe
+from fedcsd.config.settings import DEFAULTS, Components, settings_where
 from fedcsd.methods import methods
 
 LIMITS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
 KINDS = {int: "whole number", float: "number", bool: "true or false", str: "text"}
-OTHERS = "Reproducing and measuring"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -40,21 +40,18 @@ def settings_page() -> str:
         table(
             ["setting", "default", "meaning"],
             [
-                (f"`{name}`{{ #{name} }}<br>`--{name}`", f"`{TABLES[name]}`", prose(text))
-                for name, text in (
-                    *NAMED.items(),
-                    ("method", "how it trains: see [the methods](../methods/README.md)"),
-                )
+                (f"`{name}`{{ #{name} }}<br>`--{name}`", f"`{default}`", prose(text))
+                for name, default, text in describe(Components)
             ],
         ),
     ]
-    for panel in dict.fromkeys([*PANELS.values(), OTHERS]):
-        mine = [f for f in fields(Settings) if PANELS.get(f.name, OTHERS) == panel]
+    for panel in dict.fromkeys(f.metadata["panel"] for f in fields(Settings)):
+        mine = [f for f in fields(Settings) if f.metadata["panel"] == panel]
         parts += [f"## {panel}", table(["setting", "value", "default", "meaning"], map(setting_row, mine))]
     for what in ("datasets", "models", "partitions"):
         rows = [(f"`{name}`", *split_options(text)) for name, text in list_entries(what)]
         parts += [f"## {what.capitalize()} and their options", table(["name", "what it is", "options"], rows)]
-    parts.append(f"These do not change a result: {listed(IRRELEVANT)}.")
+    parts.append(f"These do not change a result: {listed(settings_where(result=False))}.")
     return "\n\n".join(parts) + "\n"
 
 
@@ -122,7 +119,7 @@ def command_part(name: str, command: click.Command) -> list[str]:
     text, *examples = inspect.cleandoc(command.help or "").split("\b\n")
     parts.append(prose(text.strip()))
     parts += [f"```text\n{inspect.cleandoc(lines).strip()}\n```" for lines in examples]
-    given = {f.name for f in fields(Settings)} | set(NAMED)
+    given = set(DEFAULTS)
     options = [p for p in command.params if isinstance(p, click.Option)]
     # `resume` and the analyses have options of the same names with a meaning of their own.
     settings = [o for o in options if o.name in given] if len(options) > len(given) // 3 else []

@@ -1,8 +1,14 @@
-"""Code that others wrote, in a file or in a module: as what it is imported, and how its versions are told apart."""
+"""Methods and models that users write: how they are named, how their files become modules, and their digests.
+
+A method is named `NAME[:PRESET][:OPTION=VALUE]…` on the command line, in files and in Python. NAME is a built-in
+or installed method, `path/to/file.py:Class` or `package.module:Class`; a file with one class needs no class name.
+"""
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from hashlib import blake2b
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
@@ -11,13 +17,78 @@ from types import ModuleType
 from typing import Any
 
 from fedcsd.errors import RunStopped, UserError, one_line
-from fedcsd.naming import file_of
 
 DIGEST = "__fedcsd_digest__"
+MODULE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+# A path has no colon, or else no equals sign before its .py, so that fedcsd:mask=x.py names no file.
+FILE = re.compile(r"([^:]*\.py|[^=]*?\.py)(?=:|$)")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """The parts of a method's name."""
+
+    home: str
+    """the absolute path of its file, or its module; empty for a built-in or installed method"""
+    name: str
+    """the method's name, or its class in `home`; empty if no class is named"""
+    parts: tuple[str, ...]
+    """presets and options as text"""
+
+    @property
+    def full(self) -> str:
+        """The name without presets and options, as config.toml holds it."""
+        return ":".join(filter(None, (self.home, self.name)))
+
+    @property
+    def label(self) -> str:
+        """The name in tables and charts, without the path of the file."""
+        return ":".join((self.name or Path(self.home).stem, *self.parts))
+
+    @property
+    def file(self) -> Path | None:
+        return Path(self.home) if self.home.endswith(".py") else None
+
+
+def spec_of(text: str) -> Spec:
+    """Split a method's name; nothing is imported."""
+    file = FILE.match(text)
+    name = file[0] if file else text.partition(":")[0]
+    rest = text[len(name) + 1 :]
+    parts = rest.split(":") if rest else []
+    if not file and not MODULE.fullmatch(name):
+        return Spec("", name, tuple(parts))
+    own = parts.pop(0) if parts and "=" not in parts[0] else ""
+    return Spec(str(file_of(text) or name), own, tuple(parts))
+
+
+def file_of(name: str) -> Path | None:
+    """Return the absolute path of the file in a name `path/to/file.py:factory`, or None."""
+    file = FILE.match(name)
+    return Path(file[0]).expanduser().resolve() if file else None
+
+
+def located(name: str) -> str:
+    """Return a model's name with the path of its file made absolute."""
+    file = FILE.match(name)
+    return f"{file_of(name)}{name[file.end() :]}" if file else name
+
+
+def short(name: str) -> str:
+    """Return a method's name for people and paths: `MyMethod` for `/home/me/my_method.py:MyMethod`."""
+    return spec_of(name).label
+
+
+def free(label: str, taken: Iterable[str]) -> str:
+    """Return the label, with a number if it is taken."""
+    taken, number, found = set(taken), 2, label
+    while found in taken:
+        found, number = f"{label}-{number}", number + 1
+    return found
 
 
 def imported(module: str) -> ModuleType:
-    """`package.module`, looked for in the current folder as well."""
+    """Import `package.module`; the current folder is searched last."""
     if str(Path.cwd()) not in sys.path:
         sys.path.append(str(Path.cwd()))  # last: a file here hides none of Python's
     try:
@@ -29,10 +100,10 @@ def imported(module: str) -> ModuleType:
 
 
 def module_of(path: Path, advice: str = "correct the path") -> ModuleType:
-    """The file as a module. What has not changed is not run again.
+    """Run a file as a module, or return the module it is already if the file has not changed.
 
-    Its name is made from its path, so that a random.py or test.py stands in nobody's way. Its folder
-    goes to the end of sys.path for the same reason: files beside it can be imported, and hide nothing.
+    The module's name is made from the path, so that a random.py or test.py hides no other module. The file's
+    folder goes to the end of sys.path for the same reason.
     """
     try:
         source = path.read_bytes()
@@ -40,24 +111,23 @@ def module_of(path: Path, advice: str = "correct the path") -> ModuleType:
         raise UserError(f"there is no file {path}: {advice}") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror or error}") from None
-    digest = blake2b(source, digest_size=8).hexdigest()
-    called = _called(path)
-    known = sys.modules.get(called)
+    digest, name = blake2b(source, digest_size=8).hexdigest(), _module_name(path)
+    known = sys.modules.get(name)
     if known is not None and vars(known)[DIGEST] == digest:
         return known
-    spec = spec_from_file_location(called, path)
+    spec = spec_from_file_location(name, path)
     assert spec is not None
     module = module_from_spec(spec)
     setattr(module, DIGEST, digest)
     new = str(path.parent) not in sys.path
     sys.path += [str(path.parent)] * new
-    sys.modules[called] = module  # dataclasses look their module up while it is made
+    sys.modules[name] = module  # dataclasses look their module up while it is made
     try:
         exec(compile(source, str(path), "exec", dont_inherit=True), vars(module))
     except BaseException as error:
-        del sys.modules[called]
+        del sys.modules[name]
         if known is not None:
-            sys.modules[called] = known
+            sys.modules[name] = known
         if new:
             sys.path.remove(str(path.parent))
         if not isinstance(error, (Exception, SystemExit)):
@@ -66,25 +136,24 @@ def module_of(path: Path, advice: str = "correct the path") -> ModuleType:
     return module
 
 
-def _called(path: Path) -> str:
-    """The name of a file as a module."""
+def _module_name(path: Path) -> str:
     return f"fedcsd_{path.stem}_{blake2b(str(path).encode(), digest_size=4).hexdigest()}"
 
 
 def _problem(error: BaseException) -> str:
-    """Return an import's error in one line, with the remedy for the commonest one."""
+    """Return an import's error in one line, with advice on the most frequent one."""
     text = one_line(error)
     return f"{text}: write @dataclass(frozen=True)" if "cannot inherit non-frozen dataclass" in text else text
 
 
 def check_call(function: Callable[..., Any], given: Iterable[str], named: Iterable[str] = ()) -> None:
-    """For a call that failed: refuse a function that does not take these arguments, and say which it takes."""
+    """After a call failed, raise a TypeError that names the parameters if they do not fit these arguments."""
     plain, name = getattr(function, "__func__", function), getattr(function, "__name__", "it")
     given, named = [*["self"] * inspect.ismethod(function), *given], dict.fromkeys(named)
     try:
         signature = inspect.signature(plain, follow_wrapped=False)  # a decorator takes its own
     except (TypeError, ValueError):
-        return  # nothing is known of it
+        return  # it has no signature
     try:
         signature.bind(*given, **named)
     except TypeError:
@@ -96,20 +165,20 @@ def check_call(function: Callable[..., Any], given: Iterable[str], named: Iterab
 
 
 def source_of(thing: Callable[..., Any], name: str) -> Path | None:
-    """The file that a method or model of this name was loaded from."""
+    """Return the file that a method or model of this name was loaded from."""
     source = file_of(name) or getattr(sys.modules[thing.__module__], "__file__", None)
     return Path(source) if source else None
 
 
 def digest_of_source(thing: Callable[..., Any], name: str) -> str:
-    """Of that file, to notice when it changes; "" if there is none."""
+    """Return the digest of that file as it was loaded, or of its module's file; empty if there is none."""
     if file := file_of(name):
-        return str(vars(sys.modules[_called(file)])[DIGEST])
+        return str(vars(sys.modules[_module_name(file)])[DIGEST])
     return digest_of(source_of(thing, name))
 
 
 def digest_of(path: Path | None) -> str:
-    """Of a file's content; "" if it cannot be read."""
+    """Return the digest of a file's content; empty if it cannot be read."""
     try:
         return blake2b(path.read_bytes(), digest_size=8).hexdigest() if path else ""
     except OSError:
@@ -117,7 +186,7 @@ def digest_of(path: Path | None) -> str:
 
 
 def check_unchanged(file: Path | None, digest: str) -> None:
-    """For what goes to a process that has to load the file again."""
+    """Raise RunStopped if a file has changed, for a worker process would load it again."""
     if digest_of(file) != digest:
         raise RunStopped(
             f"{file} has changed since the run loaded it, and a worker process would train with other code: "

@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedcsd.config import Settings, build, describe, layered, parse_assignments, plain
+from fedcsd.config import Settings
+from fedcsd.config.options import build, describe, plain
+from fedcsd.config.toml import merge, parse_assignments
 from fedcsd.errors import UserError
 from fedcsd.methods import methods
 
@@ -62,15 +64,13 @@ def test_assignments() -> None:
 
 
 def test_layers() -> None:
-    assert layered({"a": 1, "method": {"name": "x", "mu": 1}}, {"a": 2}, {"method": {"mu": 2}}) == {
+    assert merge({"a": 1, "method": {"name": "x", "mu": 1}}, {"a": 2}, {"method": {"mu": 2}}) == {
         "a": 2,
         "method": {"name": "x", "mu": 2},
     }
-    assert layered({"method": {"name": "x", "mu": 1}}, {"method": "y"}) == {"method": {"name": "y"}}
-    assert layered({"method": {"name": "x", "mu": 1}}, {"method": "x"}) == {"method": {"name": "x", "mu": 1}}
-    assert layered({"method": {"mu": 1}}, {"method": "x"}) == {"method": {"mu": 1, "name": "x"}}
-    assert layered({"data": "digits"}, {"data": {"classes": 62}}) == {
-        "data": {"name": "digits", "classes": 62}
-    }
+    assert merge({"method": {"name": "x", "mu": 1}}, {"method": "y"}) == {"method": {"name": "y"}}
+    assert merge({"method": {"name": "x", "mu": 1}}, {"method": "x"}) == {"method": {"name": "x", "mu": 1}}
+    assert merge({"method": {"mu": 1}}, {"method": "x"}) == {"method": {"mu": 1, "name": "x"}}
+    assert merge({"data": "digits"}, {"data": {"classes": 62}}) == {"data": {"name": "digits", "classes": 62}}
     with pytest.raises(UserError, match="method must be"):
-        layered({"method": 3})
+        merge({"method": 3})

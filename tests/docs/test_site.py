@@ -12,7 +12,9 @@ import pytest
 
 import fedcsd
 from fedcsd.cli.main import cli
-from fedcsd.config import TABLES, Settings, describe
+from fedcsd.config import Settings
+from fedcsd.config.options import describe
+from fedcsd.config.settings import COMPONENTS
 from fedcsd.methods import methods
 
 ROOT = Path(__file__).parents[2]
@@ -39,7 +41,7 @@ def test_every_setting_is_in_the_reference(site: Path) -> None:
         assert f'id="{field.name}"' in page
         assert f"--{field.name.replace('_', '-')}" in plain
         assert " ".join(field.metadata["meaning"].split()) in plain
-    for name in TABLES:
+    for name in COMPONENTS:
         assert f'id="{name}"' in page
 
 

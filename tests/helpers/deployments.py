@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedcsd.config import FACTS
+from fedcsd.config.toml import FACTS
 from fedcsd.experiments import running as jobs
 from fedcsd.experiments.experiment import Experiment
 from fedcsd.experiments.machine import here

@@ -244,8 +244,11 @@ def parsed(arguments: list[str]) -> None:
     import click
 
     from fedcsd.cli.main import cli
-    from fedcsd.config import TABLES, Settings, checked, parse_assignments
-    from fedcsd.experiments.comparison import parse_methods
+    from fedcsd.config import Settings
+    from fedcsd.config.options import checked
+    from fedcsd.config.settings import COMPONENTS
+    from fedcsd.config.toml import parse_assignments
+    from fedcsd.experiments.choices import choices_of
 
     command = cli.get_command(click.Context(cli), arguments[0])
     if isinstance(command, click.Group) and len(arguments) > 1:
@@ -256,7 +259,7 @@ def parsed(arguments: list[str]) -> None:
         return
     given = command.make_context(arguments[0], list(arguments[1:])).params
     assigned = parse_assignments(given.get("assignments") or ())
-    checked(Settings, {key: value for key, value in assigned.items() if key not in TABLES})
+    checked(Settings, {key: value for key, value in assigned.items() if key not in COMPONENTS})
     named = [given[key] for key in ("methods", "method") if given.get(key)]
     for text in named:
-        parse_methods(text)
+        choices_of(text, {})

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedcsd
-from fedcsd.config import describe
+from fedcsd.config.options import describe
 from fedcsd.data.matching import Alike
 from fedcsd.experiments.experiment import Experiment
 from fedcsd.federation.cohort import cohort

@@ -2,16 +2,17 @@
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fedcsd
-from fedcsd.config import layered
+from fedcsd.config.toml import merge, method_table
 from fedcsd.errors import UserError
-from fedcsd.experiments.comparison import choices_of, parse_methods, run_name
-from fedcsd.experiments.experiment import make_method
+from fedcsd.experiments.choices import choices_of, labelled, make_method, resolved, resolved_method
+from fedcsd.experiments.comparison_folder import run_name
 from fedcsd.methods import methods
-from fedcsd.naming import Spec, labelled, method_table, parse, short
+from fedcsd.plugins import Spec, short, spec_of
 from helpers.federations import blobs
 
 OWN = """
@@ -44,22 +45,27 @@ class Mine(fedcsd.FedAvg):
     ],
 )
 def test_names_are_taken_apart(text: str, spec: Spec) -> None:
-    assert parse(text) == spec
-    assert parse(spec.full).full == spec.full  # a name that was written down is read as the same
+    assert spec_of(text) == spec
+    assert spec_of(spec.full).full == spec.full  # a name that was written down is read as the same
 
 
 def test_a_file_is_written_down_with_its_whole_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert parse("sub/../m.py:M").full == f"{tmp_path / 'm.py'}:M"
+    assert spec_of("sub/../m.py:M").full == f"{tmp_path / 'm.py'}:M"
     assert short(f"{tmp_path / 'm.py'}:M") == "M"
 
 
+def table(text: str) -> dict[str, Any]:
+    return resolved_method(method_table(text))
+
+
 def test_presets_and_options_become_a_table() -> None:
-    assert method_table("fedcsd:m1:mu=0.01") == {"name": "fedcsd", "teacher": "global", "mu": 0.01}
+    assert method_table("fedcsd:m1:mu=0.01") == {"name": "fedcsd", ":m1": True, "mu": 0.01}
+    assert table("fedcsd:m1:mu=0.01") == {"name": "fedcsd", "teacher": "global", "mu": 0.01}
     # What stands later goes over what stands earlier.
-    assert method_table("fedcsd:m2:forcible")["mask"] == "forcible"
-    assert method_table("fedcsd:forcible:mask=none")["mask"] == "none"
-    assert method_table("fedcsd:mu=1:mu=2")["mu"] == 2
+    assert table("fedcsd:m2:forcible")["mask"] == "forcible"
+    assert table("fedcsd:forcible:mask=none")["mask"] == "none"
+    assert table("fedcsd:mu=1:mu=2")["mu"] == 2
 
 
 def test_every_preset_of_a_built_in_method_can_be_made() -> None:
@@ -73,15 +79,17 @@ def test_every_preset_of_a_built_in_method_can_be_made() -> None:
 
 
 def test_layers_of_settings_take_names_with_presets() -> None:
+    def method(*layers: dict[str, Any]) -> dict[str, Any]:
+        return resolved(merge(*layers))["method"]
+
     file = {"method": {"name": "fedcsd:m1:mu=0.1", "tau": 4}}
-    assert layered(file)["method"] == {"name": "fedcsd", "teacher": "global", "mu": 0.1, "tau": 4}
-    # Options beside the name go over those in it, and a later layer over an earlier one.
-    assert layered({"method": {"name": "fedcsd:mu=0.1", "mu": 0.2}})["method"]["mu"] == 0.2
-    assert layered(file, {"method": "fedcsd:mu=0.5"})["method"]["mu"] == 0.5
-    assert layered(file, {"method": "fedavg"})["method"] == {"name": "fedavg"}
-    assert (
-        layered({"method": "fedcsd:m1"}, {"method": {"teacher": "average"}})["method"]["teacher"] == "average"
-    )
+    assert method(file) == {"name": "fedcsd", "teacher": "global", "mu": 0.1, "tau": 4}
+    # Options beside the name go over those in it, and a later layer over an earlier one, presets too.
+    assert method({"method": {"name": "fedcsd:mu=0.1", "mu": 0.2}})["mu"] == 0.2
+    assert method(file, {"method": "fedcsd:mu=0.5"})["mu"] == 0.5
+    assert method({"method": {"mask": "forcible"}}, {"method": "fedcsd:m2"})["mask"] == "none"
+    assert method(file, {"method": "fedavg"}) == {"name": "fedavg"}
+    assert method({"method": "fedcsd:m1"}, {"method": {"teacher": "average"}})["teacher"] == "average"
 
 
 def test_run_takes_the_same_names() -> None:
@@ -96,23 +104,23 @@ def test_labels_are_what_was_typed_without_the_way_to_a_file(tmp_path: Path) -> 
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(OWN)
     a, b, c = (f"{tmp_path / name}:Mine" for name in ("a.py", "b.py", "sub/b.py"))
-    assert list(parse_methods(f"fedavg,fedcsd:m1:mu=1,{a}:mu=0.1,{b}")) == [
+    assert list(choices_of(f"fedavg,fedcsd:m1:mu=1,{a}:mu=0.1,{b}", {})) == [
         "fedavg", "fedcsd:m1:mu=1", "Mine:mu=0.1", "Mine",
     ]  # fmt: skip
     assert list(labelled([a, b, c])) == ["a.Mine", "b.Mine", "b.Mine-2"]
     assert list(labelled([str(tmp_path / "a.py")])) == ["Mine"]
     assert run_name("Mine:mu=0.1", 3) == "Mine-mu=0.1-seed3"
-    assert parse_methods(f"{a}:strong")["Mine:strong"] == {"name": a, "mu": 1.0}
+    assert choices_of(f"{a}:strong", {})["Mine:strong"] == {"name": a, "mu": 1.0}
     with pytest.raises(UserError, match="twice"):
-        parse_methods(f"{a},{a}")
+        choices_of(f"{a},{a}", {})
 
 
 def test_all_are_the_built_in_methods() -> None:
     rest = [name for name in methods.names if name != "fedavg"]
-    assert list(parse_methods("all")) == ["fedavg", *rest]
-    assert list(parse_methods("all,fedcsd:base")) == ["fedavg", *rest, "fedcsd:base"]
+    assert list(choices_of("all", {})) == ["fedavg", *rest]
+    assert list(choices_of("all,fedcsd:base", {})) == ["fedavg", *rest, "fedcsd:base"]
     # What is named as well stands where it is named, so that it can be the one to compare with.
-    assert list(parse_methods("fedcsd,all")) == ["fedcsd", "fedavg", *(n for n in rest if n != "fedcsd")]
+    assert list(choices_of("fedcsd,all", {})) == ["fedcsd", "fedavg", *(n for n in rest if n != "fedcsd")]
     assert list(choices_of(["all"], {})) == ["fedavg", *rest]
 
 
@@ -147,4 +155,4 @@ def test_lists_from_python_mix_names_and_objects() -> None:
 )
 def test_mistakes_in_a_name(text: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        method_table(text)
+        table(text)

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 import fedcsd
+from fedcsd.config.toml import method_table
 from fedcsd.errors import Note, RunStopped, UserError
-from fedcsd.experiments.experiment import make_method
+from fedcsd.experiments.choices import make_method
 from fedcsd.federation.backends.local import LocalBackend
 from fedcsd.methods import methods
-from fedcsd.naming import method_table
 from helpers.federations import assert_found_by_workers, small
 from helpers.program import Fedcsd
 

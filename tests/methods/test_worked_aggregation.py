@@ -176,8 +176,8 @@ def test_a_weight_that_no_client_moves_stays(cls: type) -> None:
     ],
 )
 def test_options_and_their_defaults(name: str, options: dict[str, Any]) -> None:
-    from fedcsd.config import plain
-    from fedcsd.experiments.experiment import make_method
+    from fedcsd.config.options import plain
+    from fedcsd.experiments.choices import make_method
 
     assert plain(make_method({"name": name})) == options
 

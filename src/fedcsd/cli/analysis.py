@@ -145,7 +145,7 @@ def tsne(
       fedcsd tsne runs/first --client 3
       fedcsd tsne runs/fedavg runs/fedcsd
     """
-    from fedcsd.naming import free
+    from fedcsd.plugins import free
     from fedcsd.results.analysis import tsne as planes
     from fedcsd.results.analysis.one_round import latest
     from fedcsd.results.plots import labels_of

@@ -3,44 +3,30 @@
 import json
 import shlex
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any
 
 import rich_click as click
 
 from fedcsd.cli.options import (
-    MACHINE,
     experiment_argument,
     free_name,
     gather,
+    options_from,
     out_option,
     overwrite_option,
     set_option,
     setting_options,
 )
-from fedcsd.config import TABLES, layered
+from fedcsd.config.settings import settings_where
 from fedcsd.deploy.settings import Deployment, deployment_of
 from fedcsd.errors import UserError, end
-from fedcsd.naming import short
+from fedcsd.plugins import short
 
-FOR_APPS = ("mods", "clipping_norm")  # of use only to an app with mods of its own
-Command = TypeVar("Command", bound=Callable[..., Any])
-
-
-def deployment_options(command: Command) -> Command:
-    """A command-line option for everything a deployment has to know."""
-    hints = get_type_hints(Deployment)
-    for f in reversed([f for f in fields(Deployment) if f.name not in FOR_APPS]):
-        flag, kind = "--" + f.name.replace("_", "-"), hints[f.name]
-        flag += f"/--no-{flag[2:]}" if kind is bool else ""
-        text = f.metadata["meaning"] + ("" if kind is bool else f"  [dim](default: {f.default})[/dim]")
-        command = click.option(flag, f.name, default=None, type=kind, help=text, panel="The deployment")(
-            command
-        )
-    return command
+deployment_options = options_from(Deployment)
 
 
 @click.group()
@@ -61,11 +47,6 @@ def deploy() -> None:
     default=4,
     help="SuperNodes, each a client  [dim](default: 4)[/dim]",
 )
-@click.option(
-    "--method",
-    metavar="NAME[:PRESET][:OPTION=VALUE]…",
-    help="as for `fedcsd run`  [dim](default: fedcsd)[/dim]",
-)
 @out_option
 @click.option(
     "--resume", type=click.Path(path_type=Path), metavar="RUN", help="go on with a run that was cut off"
@@ -76,11 +57,10 @@ def deploy() -> None:
 @overwrite_option
 @set_option
 @deployment_options
-@setting_options("clients", "client_state", *MACHINE, usual={"on_divergence": "skip"})
+@setting_options(*settings_where(deployed=False), usual={"on_divergence": "skip"})
 def local(
     experiment: Path | None,
     nodes: int,
-    method: str | None,
     out: Path | None,
     resume: Path | None,
     port: int | None,
@@ -100,15 +80,16 @@ def local(
     check_flower()
     given = {key: options.pop(key) for key in list(options) if key in Deployment.__dataclass_fields__}
     given = {key: value for key, value in given.items() if value is not None}
-    values = gather(experiment, {"method": method, **options}, assignments)
+    values = gather(experiment, options, assignments)
 
     from fedcsd.cli.main import show_finished
+    from fedcsd.experiments.choices import resolved
     from fedcsd.results.terminal import Training
 
     if resume:
         plan = taken_up(resume.expanduser(), values, given)
     else:
-        plan = started({**layered(TABLES, values), "clients": nodes}, given, out, overwrite)
+        plan = started({**resolved(values), "clients": nodes}, given, out, overwrite)
     with Training() as training:
         follow = training.follow(short(plan["method"]), plan["rounds"])
         show_finished(carried_out(plan, port or 0, follow))
@@ -256,6 +237,7 @@ def init(
       fedcsd deploy init my-simulation --simulate digits --sites 50
     """
     from fedcsd.deploy.init import found, write_folder
+    from fedcsd.experiments.choices import resolved
 
     host, _, port = server.partition(":")
     if bool(server) == bool(simulate):
@@ -264,7 +246,7 @@ def init(
         raise UserError(
             f"--server takes a name, or a name and a port: federation.example.org:9092, not {server!r}"
         )
-    chosen = layered(TABLES, {"method": method, "model": model})
+    chosen = resolved({"method": method, "model": model})
     given = asdict(deployment_of({key: value for key, value in options.items() if value is not None}))
     named, own = found(chosen)
     more = {f"method.{key}": value for key, value in chosen["method"].items() if key != "name"}

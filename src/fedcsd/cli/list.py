@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 
 import rich_click as click
 
-from fedcsd.config import describe, toml_text
+from fedcsd.config.options import describe, toml_text
 from fedcsd.errors import UserError, unknown
-from fedcsd.naming import parse
+from fedcsd.plugins import spec_of
 
 if TYPE_CHECKING:
     from fedcsd.methods import Method
@@ -50,7 +50,7 @@ def _named(name: str) -> list[str]:
     from fedcsd.methods._own import choosable
     from fedcsd.plugins import imported, module_of
 
-    spec = parse(name)
+    spec = spec_of(name)
     if not spec.home or spec.name:
         return [name]
     module = module_of(spec.file) if spec.file else imported(spec.home)
@@ -101,7 +101,7 @@ def show_method(name: str) -> None:
     say(f"  {_first_line(cls)}", bold=name)
     for text in inspect.cleandoc(sys.modules[cls.__module__].__doc__ or "").split("\n\n")[1:]:
         say(text if text.startswith(" ") else " ".join(text.split()))
-    spec = parse(name)
+    spec = spec_of(name)
     name = f"{name}:{cls.__name__}" if spec.home and not spec.name else name
     if options := describe(cls):
         show_table(["option", "default", "meaning"], options, left=3)

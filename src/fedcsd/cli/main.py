@@ -19,23 +19,22 @@ from fedcsd.cli.deploy import deploy
 from fedcsd.cli.list import list_
 from fedcsd.cli.new import new_method
 from fedcsd.cli.options import (
-    NOT_DEALING,
-    TRAINING,
     experiment_argument,
     free_name,
     gather,
-    moved_options,
     out_option,
     overwrite_option,
     parse_seeds,
+    resume_options,
     set_option,
     setting_options,
 )
 from fedcsd.cli.report import report, reported_if_diverged, show_report, watch
 from fedcsd.cli.reproduce import FIXED, fixed, reproduce
-from fedcsd.config import TABLES, layered
+from fedcsd.config import Settings
+from fedcsd.config.options import names_where
 from fedcsd.errors import RunStopped, UserError, note, show_notes
-from fedcsd.naming import short
+from fedcsd.plugins import short
 
 click.rich_click.TEXT_MARKUP = "rich"
 click.rich_click.TEXT_PARAGRAPH_LINEBREAKS = "\n\n"
@@ -59,19 +58,12 @@ def cli(debug: bool) -> None:
 
 @cli.command()
 @experiment_argument
-@click.option(
-    "--method",
-    metavar="NAME[:PRESET][:OPTION=VALUE]…",
-    help="method to train with: a name (see `fedcsd list methods`), my_method.py:Class or package.module:Class; "
-    "presets and options go behind colons: fedcsd:m1:mu=0.01  [dim](default: fedcsd)[/dim]",
-)
 @out_option
 @overwrite_option
 @set_option
 @setting_options()
 def run(
     experiment: Path | None,
-    method: str | None,
     out: Path | None,
     overwrite: bool,
     assignments: tuple[str, ...],
@@ -87,12 +79,14 @@ def run(
       fedcsd run experiment.toml --set method.mu=0.01 --set rounds=50
       fedcsd run --data mine.npz --method my_method.py:MyMethod:mu=0.1
     """
-    values = gather(experiment, {"method": method, **options}, assignments)
-    values = layered(TABLES, values)
-    target = out.expanduser() if out else free_name(values)
+    values = gather(experiment, options, assignments)
 
     from fedcsd.experiments import running as jobs
+    from fedcsd.experiments.choices import resolved
     from fedcsd.results.terminal import Training
+
+    values = resolved(values)
+    target = out.expanduser() if out else free_name(values)
 
     job = jobs.begin(values, out=target, overwrite=overwrite)
     with Training() as training:
@@ -104,18 +98,7 @@ def run(
 
 @cli.command()
 @run_argument
-@click.option("--rounds", type=int, help="train for this many rounds in all instead of what was asked for")
-@click.option("--lr", type=float, help="another learning rate from here on, such as after a divergence")
-@click.option(
-    "--on-divergence",
-    type=click.Choice(["stop", "skip"]),
-    help="what to do from here on when a loss is not finite",
-)
-@click.option("--workers", type=int, help="worker processes; does not change the result")
-@click.option("--client-state", type=click.Choice(["memory", "disk"]), help="as for run; may change here")
-@click.option("--tensorboard/--no-tensorboard", default=None, help="as for run; may change here")
-@click.option("--mlflow", metavar="URI", help="as for run; may change here, empty for none")
-@moved_options
+@resume_options
 def resume(path: Path, **changes: Any) -> None:
     """Go on with a run that was cut off, to the same weights bit for bit.
 
@@ -159,7 +142,7 @@ def resume(path: Path, **changes: Any) -> None:
 )
 @overwrite_option
 @set_option
-@setting_options("seed")
+@setting_options("seed", "method")
 def compare(
     experiment: Path | None,
     methods: str,
@@ -215,7 +198,7 @@ def compare(
     help="write the partition here, for --partition saved --set partition.file=…",
 )
 @set_option
-@setting_options(*TRAINING, *NOT_DEALING)
+@setting_options("method", *names_where(Settings, deals=False))
 def partition(
     experiment: Path | None,
     plot: Path | None,

@@ -11,17 +11,20 @@ import rich_click as click
 from click import Option, get_current_context
 from click.core import ParameterSource
 
-from fedcsd.cli.options import TRAINING, gather, parse_seeds, set_option_like, setting_options
-from fedcsd.config import layered
+from fedcsd.cli.options import gather, parse_seeds, set_option_like, setting_options
+from fedcsd.config.settings import settings_where
+from fedcsd.config.toml import merge
 from fedcsd.errors import UserError
 from fedcsd.paper.exhibits import EXHIBITS, TITLES
 from fedcsd.paper.scales import SCALES, Choices, stand_ins
 
-FIXED = ("method", "seed", "beta", "data", "partition", "track_drift", "holdout", "classifier")
-"""what the tables say"""
-OF_SCALE = dict.fromkeys(
-    (*TRAINING, "model", "train_size", "clients", "min_samples", "participation"), "as the scale has it"
-)
+FIXED = settings_where(in_paper=True)
+OF_SCALE = {
+    name: "as the scale has it"
+    for scale in SCALES.values()
+    for part in (scale.common, *scale.data.values())
+    for name in part
+}
 
 
 @click.command(
@@ -146,7 +149,7 @@ def check_names(choices: Choices) -> None:
     from fedcsd.data.sources import source
     from fedcsd.models import find
 
-    model = layered({}, choices.overrides).get("model", {}).get("name", "auto")
+    model = merge({}, choices.overrides).get("model", {}).get("name", "auto")
     if model != "auto":
         find(model)
     for other in choices.stand_ins.values():

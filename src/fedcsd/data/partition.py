@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fedcsd import seeds
-from fedcsd.config import Settings, call_with
+from fedcsd.config import Settings
+from fedcsd.config.options import call_with
 from fedcsd.data.dataset import Dataset, Groups
 from fedcsd.errors import UserError, note, unknown
 

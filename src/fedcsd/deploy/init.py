@@ -13,7 +13,7 @@ import tomli_w
 from fedcsd.deploy.app import MODULES, PACKAGE, write_app
 from fedcsd.errors import UserError
 from fedcsd.files import writing
-from fedcsd.naming import file_of
+from fedcsd.plugins import file_of
 
 PAGES = {
     "README.md": "README.md",
@@ -29,7 +29,7 @@ INNER = 8000  # where the SuperLink listens, on the server itself
 def found(chosen: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, str], set[Path]]:
     """Method and model as they are named in the app, and the files of one's own that go with it to the sites; what
     is not there, or would not be found there, is refused."""
-    from fedcsd.experiments.experiment import make_method
+    from fedcsd.experiments.choices import make_method
     from fedcsd.models import find
 
     make_method(chosen["method"])

@@ -7,25 +7,19 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from fedcsd.config import IRRELEVANT, TABLES, Settings, build, by_name, default_of, layered, native, toml_text
+from fedcsd.config import Settings
+from fedcsd.config.options import build, default_of
+from fedcsd.config.settings import by_name, settings_where
+from fedcsd.config.toml import merge
 from fedcsd.errors import RunStopped, UserError, end
+from fedcsd.experiments.choices import Choice, choices_of, method_from
 from fedcsd.experiments.comparison_folder import FILES, PLANNED, Unfinished, check_folder, ended, run_name
-from fedcsd.experiments.experiment import (
-    Experiment,
-    config_of,
-    folder_of,
-    make_method,
-    method_of,
-    prepare,
-    split_objects,
-)
+from fedcsd.experiments.experiment import Experiment, config_of, folder_of, prepare, split_objects
 from fedcsd.experiments.identity import tell_old
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import Job, Run, attempt, begin, load_run, take_up
 from fedcsd.federation.callbacks import Callbacks
 from fedcsd.files import write_whole, writing
-from fedcsd.methods import Method, methods
-from fedcsd.naming import free, labelled, method_table, short
 from fedcsd.results.rows import About, rows, told
 from fedcsd.results.tables import Row, csv_text, latex, markdown
 
@@ -55,95 +49,6 @@ class Comparison:
 
     def csv(self) -> str:
         return csv_text(self.rows)
-
-
-def parse_methods(texts: str | Sequence[str]) -> dict[str, dict[str, Any]]:
-    """`"fedavg,fedcsd:m1:mu=0.01"` as the method table of each label; `all` are the built-in ones."""
-    if isinstance(texts, str):
-        texts = [part.strip() for part in texts.split(",") if part.strip()]
-    if not texts:
-        raise UserError("--methods needs at least one method, such as fedavg,fedcsd")
-    entries = {label: method_table(text) for label, text in labelled(_without_all(texts)).items()}
-    for table in entries.values():
-        make_method(table)  # refuse a wrong name or option before any work
-    return entries
-
-
-def _without_all(chosen: Sequence[Any]) -> list[Any]:
-    """`all` as the built-in methods that are not named beside it, FedAvg first."""
-    rest = [name for name in methods.names if name not in chosen]
-    rest.sort(key=lambda name: name != "fedavg")
-    return [
-        c for choice in chosen for c in (rest if isinstance(choice, str) and choice == "all" else [choice])
-    ]
-
-
-Choice = Method | type[Method] | str | Mapping[str, Any]
-
-
-def choices_of(
-    chosen: str | Mapping[str, Choice] | Sequence[Choice], shared: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The methods to compare, by label: tables, or objects from Python.
-
-    `shared` are options that a [method] table or --set method.… gives: they hold for every method of
-    that name, or without a name for every method that has them.
-    """
-    if isinstance(chosen, str):
-        entries: dict[str, Any] = dict(parse_methods(chosen))
-    elif isinstance(chosen, Mapping):
-        entries = dict(chosen)
-    elif isinstance(chosen, Iterable):
-        entries = _by_label(list(chosen))
-    else:
-        raise UserError(f"methods must be names or a list of methods, such as fedavg,fedcsd, not {chosen!r}")
-    tables = {
-        label: layered(TABLES, {"method": choice})["method"]
-        for label, choice in entries.items()
-        if isinstance(choice, (str, Mapping))
-    }
-    if not entries:
-        raise UserError("compare needs at least one method, such as fedavg")
-    shared = layered({"method": shared})["method"]
-    options = {key: value for key, value in shared.items() if key != "name"}
-    for key in options:
-        having = [k for k, t in tables.items() if key in methods.load(t["name"]).__dataclass_fields__]
-        if not having:
-            raise UserError(f"none of the compared methods has an option {key!r}, which method.{key} sets")
-        for label in having:
-            if shared.get("name") in (None, tables[label]["name"]):
-                tables[label] = {key: options[key], **tables[label]}
-    for choice in tables.values():
-        make_method(choice)  # refuse a wrong name or option before any work
-    return {**entries, **tables}
-
-
-def _by_label(chosen: Sequence[Choice]) -> dict[str, Any]:
-    """A list of names and objects, each with a label of its own, in the order given."""
-    chosen = _without_all(chosen)
-    labels = iter(labelled(choice for choice in chosen if isinstance(choice, str)))
-    entries: dict[str, Any] = {}
-    for choice in chosen:
-        if isinstance(choice, str):
-            label = next(labels)
-        elif isinstance(choice, Mapping):
-            options = [f"{k}={v}" for k, v in choice.items() if k != "name"]
-            label = ":".join([short(str(choice.get("name"))), *options])
-        else:
-            label = choice.__name__ if isinstance(choice, type) else _label(choice)
-        entries[free(label, entries)] = choice
-    return entries
-
-
-def _label(method: Any) -> str:
-    """What an object from Python is called: its class, with the options that are not the default."""
-    options = fields(method) if isinstance(method, Method) else ()
-    shown = [
-        f"{o.name}={toml_text(value)}"
-        for o in options
-        if o.init and (value := native(getattr(method, o.name))) != default_of(o)
-    ]
-    return ":".join([type(method).__name__, *shown])
 
 
 def compare(
@@ -182,7 +87,7 @@ def compare(
         for seed in seeds:
             values, given = split_objects(method=choice, data=data, model=model)
             path = folder / run_name(label, seed) if folder else None
-            plan.append(Cell(label, seed, layered(settings, values, {"seed": seed}), given, path, overwrite))
+            plan.append(Cell(label, seed, merge(settings, values, {"seed": seed}), given, path, overwrite))
     if folder:
         check_folder(folder, [(cell.label, cell.seed) for cell in plan])
     about = _about(entries, without, _check(plan))
@@ -216,7 +121,7 @@ def _about(entries: Mapping[str, Any], without: Mapping[str, Any], experiment: E
     untrained, shared, layout = set(), {}, experiment.network.layout
     notes: dict[str, list[str]] = {}
     for label, choice in entries.items():
-        method = method_of(choice)
+        method = method_from(choice)
         local = method.local(layout)
         if local is not None:
             if local.any():
@@ -292,7 +197,7 @@ class Cell:
         if not self.exists:
             return begin(self.values, given=self.given, out=self.path, overwrite=self.overwrite)
         assert self.path is not None
-        changes = {key: self.values.get(key) for key in ("workers", "client_state", "tensorboard", "mlflow")}
+        changes = {key: self.values.get(key) for key in settings_where(on_resume="free")}
         changes["rounds"] = self.rounds  # there may have been fewer
         return take_up(self.path, given=self.given, changes=changes)
 
@@ -339,7 +244,7 @@ def _check(plan: Sequence[Cell]) -> Experiment:
         different = [
             f"{k} is {before.get(k)!r} there and {now.get(k)!r} here"
             for k in {**now, **before}
-            if k not in (*IRRELEVANT, "rounds")
+            if k not in (*settings_where(result=False), *settings_where(on_resume="free"))
             and before.get(k) != now.get(k)
             and k.partition(".")[0] in here
         ]

@@ -9,28 +9,18 @@ from typing import Any
 
 import tomli_w
 
-from fedcsd.config import layered
+from fedcsd.config.toml import merge
 from fedcsd.errors import UserError, note
 from fedcsd.experiments import provenance
 from fedcsd.experiments.archive import open_run
-from fedcsd.experiments.experiment import (
-    FROM_PYTHON,
-    Experiment,
-    absolute,
-    config_of,
-    load_data,
-    prepare,
-    settings_of,
-)
+from fedcsd.experiments.choices import FROM_PYTHON
+from fedcsd.experiments.experiment import Experiment, absolute, config_of, load_data, prepare, settings_of
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.files import write_whole, writing
 from fedcsd.methods import methods
 from fedcsd.models import find
-from fedcsd.naming import file_of, parse
-from fedcsd.plugins import digest_of, digest_of_source, source_of
+from fedcsd.plugins import digest_of, digest_of_source, file_of, source_of, spec_of
 
-MOVABLE = ("method", "model", "data", "data_dir")
-"""settings that say where something is"""
 CODE = {"method": "method", "model": "model_code"}
 """what may be of one's own, and the fact that tells versions of its code apart"""
 
@@ -67,7 +57,7 @@ def code_now(what: str, name: str) -> str:
 def changed_code(experiment: Experiment, directory: RunDirectory) -> dict[str, Any]:
     """The new facts if a file of one's own or this package is not what it was; the user is told."""
     facts, here = directory.config["facts"], facts_of(experiment)
-    settings = layered(directory.settings)
+    settings = merge(directory.settings)
     names = {fact: settings[what]["name"] for what, fact in CODE.items()} | {"package": "fedcsd itself"}
     now = {fact: here.get(fact, FROM_PYTHON) for fact in names if fact in facts}
     changed = {fact: code for fact, code in now.items() if code != facts[fact]}
@@ -126,7 +116,7 @@ def check_there(
     """Whether files of one's own and the data are where the run left them; if not, how to say where they are.
 
     What is `given` from Python is not looked for, nor what there is a new place of."""
-    settings, lost, places = layered(directory.settings), [], places or {}
+    settings, lost, places = merge(directory.settings), [], places or {}
     told = [f"--{key.replace('_', '-')} {shlex.quote(str(place))}" for key, place in places.items()]
     for what in ("method", "model", "data"):
         name = settings[what]["name"]
@@ -143,7 +133,7 @@ def check_there(
 def _moved(path: Path, what: str, before: str, place: str) -> str:
     """The name of a method or model that may be in another place now, but must be the same; its class or function
     may be left out."""
-    spec, name = parse(place), before.rpartition(":")[2]
+    spec, name = spec_of(place), before.rpartition(":")[2]
     if spec.home and not spec.name:
         spec = replace(spec, name=name)
     now = ":".join((spec.full, *spec.parts))
@@ -161,7 +151,7 @@ def move(directory: RunDirectory, places: Mapping[str, str | Path], given: Mappi
     """Note where files of one's own, the data or the folder of published data are now, if they are the same.
 
     `given` are the objects from Python that the run goes on with."""
-    settings = layered(directory.settings)
+    settings = merge(directory.settings)
     tables: dict[str, Any] = {}
     for key, place in places.items():
         if key == "data_dir":

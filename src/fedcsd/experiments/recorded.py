@@ -6,12 +6,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fedcsd.config import FACTS
+from fedcsd.config.settings import settings_where
+from fedcsd.config.toml import FACTS
 from fedcsd.data.partition import Counts
 from fedcsd.errors import Divergence
 
 CODE_CHANGE = re.compile(r"after round (\d+): code of the (method|model) (.+) -> (.+)")
-AFTER_DIVERGENCE = ("lr", "on_divergence")  # settings that may change in mid-run so that it can go on
+MENDING = settings_where(on_resume="mends")
 
 
 class RecordedRun(ABC):
@@ -51,13 +52,13 @@ class RecordedRun(ABC):
     def began(self) -> dict[str, Any]:
         """Return the settings before any change after a divergence."""
         before = self.config["facts"].get("began", {})
-        return {**self.settings, **{k: v for k, v in before.items() if k in AFTER_DIVERGENCE}}
+        return {**self.settings, **{k: v for k, v in before.items() if k in MENDING}}
 
     @property
     def mended(self) -> list[str]:
         """Return the changes that followed a divergence, as config.toml has them."""
         changes = self.config["facts"].get("changes", [])
-        return [c for c in changes if c.partition(": ")[2].partition(" ")[0] in AFTER_DIVERGENCE]
+        return [c for c in changes if c.partition(": ")[2].partition(" ")[0] in MENDING]
 
     def code(self, key: str = "method") -> list[tuple[int, str]]:
         """Return the versions of the user's method file (or with "model_code" of the model file) that trained the run.

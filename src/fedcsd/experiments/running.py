@@ -12,21 +12,16 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from fedcsd.config import layered, native
+from fedcsd.config.options import native
+from fedcsd.config.settings import settings_where
+from fedcsd.config.toml import merge
 from fedcsd.data.partition import counts_of
 from fedcsd.errors import Diverged, Divergence, MethodFailed, RunStopped, UserError, end, note
 from fedcsd.experiments import tracking
-from fedcsd.experiments.experiment import (
-    FROM_PYTHON,
-    Experiment,
-    config_of,
-    folder_of,
-    prepare,
-    split_objects,
-)
+from fedcsd.experiments.choices import FROM_PYTHON
+from fedcsd.experiments.experiment import Experiment, config_of, folder_of, prepare, split_objects
 from fedcsd.experiments.identity import (
     CODE,
-    MOVABLE,
     changed_code,
     check_same,
     check_there,
@@ -35,7 +30,6 @@ from fedcsd.experiments.identity import (
     move,
 )
 from fedcsd.experiments.machine import Place, here, sigterm_as_interrupt
-from fedcsd.experiments.recorded import AFTER_DIVERGENCE
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.summary import summarise
 from fedcsd.experiments.tracking import EachRound, OnRound
@@ -44,19 +38,10 @@ from fedcsd.federation.evaluation import Record
 from fedcsd.federation.rounds import Federation
 from fedcsd.files import writing
 from fedcsd.methods import Method
-from fedcsd.naming import short
+from fedcsd.plugins import short
 from fedcsd.weights import Value, Weights
 
-CHANGEABLE = (
-    "rounds",
-    "lr",
-    "on_divergence",
-    "checkpoint_every",
-    "workers",
-    "client_state",
-    "tensorboard",
-    "mlflow",
-)
+CHANGEABLE = settings_where(on_resume=("free", "mends"))
 
 
 @dataclass(frozen=True)
@@ -133,7 +118,7 @@ def run(
     """
     values, given = split_objects(method=method, data=data, model=model)
     folder = folder_of(out) if out is not None else None
-    job = begin(layered(settings, values), given=given, out=folder, overwrite=overwrite)
+    job = begin(merge(settings, values), given=given, out=folder, overwrite=overwrite)
     return train(job, EachRound(on_round))
 
 
@@ -171,11 +156,11 @@ def take_up(
     """A run as it was left, from its newest complete checkpoint; None if it is finished.
 
     `changes` are settings that may differ from here on (CHANGEABLE), of which the config keeps note, and where
-    files of one's own and the data are now (MOVABLE).
+    files of one's own and the data are now.
     """
     directory = RunDirectory.open(path)
     changes = {key: native(value) for key, value in (changes or {}).items() if value is not None}
-    places = {key: changes.pop(key) for key in MOVABLE if key in changes}
+    places = {key: changes.pop(key) for key in settings_where(on_resume="moves") if key in changes}
     if places:
         move(directory, places, given or {})
     for key in changes:
@@ -216,7 +201,7 @@ def _is_finished(directory: RunDirectory, changes: Mapping[str, Any]) -> bool:
     """Whether no round is left to train; what would have no effect then is refused."""
     if directory.summary is None or changes.get("rounds", 0) > directory.summary["rounds"]:
         return False
-    for key in AFTER_DIVERGENCE:
+    for key in settings_where(on_resume="mends"):
         if key in changes:
             flag = "--" + key.replace("_", "-")
             raise UserError(
@@ -238,8 +223,7 @@ def resume(
 
     Objects that were given from Python must be given again. Where a file of your own or the data has
     moved, `method`, `model` and `data` say where it is now. `changes` may be rounds (to train for longer than was meant),
-    lr, on_divergence, checkpoint_every, workers, client_state, tensorboard and mlflow, and data_dir if that
-    has moved.
+    and what else `fedcsd resume --help` lists.
     """
     objects = {"method": method, "data": data, "model": model}
     changes |= {key: choice for key, choice in objects.items() if isinstance(choice, (str, Path))}
@@ -290,7 +274,7 @@ def load_run(path: str | Path) -> Run:
 
 def _tell_if_old(directory: RunDirectory) -> None:
     """A run that has ended, of a method or model whose file has changed since, is still what the old code gave."""
-    settings, facts = layered(directory.settings), directory.config["facts"]
+    settings, facts = merge(directory.settings), directory.config["facts"]
     for what, fact in CODE.items():
         name, before = settings[what]["name"], facts.get(fact)
         if before not in (None, FROM_PYTHON) and code_now(what, name) not in ("", before):

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from fedcsd.errors import UserError, note
 from fedcsd.federation.callbacks import Callbacks
 from fedcsd.federation.evaluation import Record
-from fedcsd.naming import short
+from fedcsd.plugins import short
 
 OnRound = Callable[[Record, int], object]
 """Called after every round with its record and the number of rounds in all."""

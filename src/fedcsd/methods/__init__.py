@@ -18,7 +18,7 @@ def _method_of(module: ModuleType) -> type[Method]:
 
 class Methods:
     """The built-in methods by name, listed without importing them; `load` also finds installed ones, files
-    and modules (see naming.py). A file whose name begins with an underscore is code that the others share."""
+    and modules (see plugins.py). A file whose name begins with an underscore is code that the others share."""
 
     @property
     def names(self) -> list[str]:

@@ -17,8 +17,7 @@ import torch
 
 from fedcsd.errors import UserError, note, unknown
 from fedcsd.methods.base import Method
-from fedcsd.naming import parse
-from fedcsd.plugins import check_unchanged, digest_of_source, imported, module_of, source_of
+from fedcsd.plugins import check_unchanged, digest_of_source, imported, module_of, source_of, spec_of
 from fedcsd.weights import Weights
 
 GROUP = "fedcsd.methods"
@@ -26,7 +25,7 @@ GROUP = "fedcsd.methods"
 
 def find(name: str, built_in: Iterable[str]) -> type[Method]:
     """The method of a name that is not built in."""
-    spec = parse(name)
+    spec = spec_of(name)
     if spec.file:
         return _looked_over(from_file(spec.file, spec.name))
     if spec.home:
@@ -58,7 +57,7 @@ def installed() -> dict[str, list[metadata.EntryPoint]]:
 def from_entry(name: str, entries: list[metadata.EntryPoint]) -> type[Method]:
     """The method that a package was installed with."""
     values = [entry.value for entry in entries]
-    if parse(name).full != name or parse(name).home or name == "all" or set(name) & set(", /"):
+    if spec_of(name).full != name or spec_of(name).home or name == "all" or set(name) & set(", /"):
         raise UserError(f"a method cannot be called {name!r}: write {values[0]} in its place")
     if len(values) > 1:
         raise UserError(

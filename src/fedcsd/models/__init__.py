@@ -14,10 +14,9 @@ from typing import Any
 
 from torch import nn
 
-from fedcsd.config import call_with
+from fedcsd.config.options import call_with
 from fedcsd.errors import UserError, unknown
-from fedcsd.naming import file_of
-from fedcsd.plugins import check_unchanged, digest_of_source, imported, module_of, source_of
+from fedcsd.plugins import check_unchanged, digest_of_source, file_of, imported, module_of, source_of
 
 MODELS = {
     "simple_cnn": "simple_cnn:simple_cnn",

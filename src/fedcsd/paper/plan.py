@@ -8,12 +8,15 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from fedcsd.config import IRRELEVANT, TABLES, Settings, build, layered, plain
+from fedcsd.config import Settings
+from fedcsd.config.options import build, plain
+from fedcsd.config.settings import COMPONENTS, settings_where
+from fedcsd.config.toml import merge
 from fedcsd.errors import Divergence, UserError, unknown
 from fedcsd.experiments import archive
 from fedcsd.experiments.archive import open_run
+from fedcsd.experiments.choices import make_method
 from fedcsd.experiments.comparison import Cell as Training
-from fedcsd.experiments.experiment import make_method
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import Job
 from fedcsd.methods import methods
@@ -146,13 +149,13 @@ def digest(values: Mapping[str, Any]) -> str:
 
 def matters(values: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that make a result what it is and are not the default."""
-    values = layered(TABLES, values)
-    settings = build(Settings, {key: value for key, value in values.items() if key not in TABLES})
-    usual = Settings()
+    values = merge(COMPONENTS, values)
+    settings = build(Settings, {key: value for key, value in values.items() if key not in COMPONENTS})
+    usual, relevant = Settings(), settings_where(result=True)
     found: dict[str, Any] = {
         key: value
         for key, value in plain(settings).items()
-        if key not in IRRELEVANT and value != getattr(usual, key)
+        if key in relevant and value != getattr(usual, key)
     }
     found |= {key: values[key] for key in ("data", "model", "partition")}
     return {**found, "method": _method(json.dumps(values["method"], sort_keys=True))}

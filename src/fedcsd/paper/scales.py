@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fedcsd.config import IRRELEVANT, layered, toml_text
+from fedcsd.config.options import toml_text
+from fedcsd.config.settings import settings_where
+from fedcsd.config.toml import merge
 from fedcsd.errors import UserError, note, unknown
 from fedcsd.paper.exhibits import CIFAR, FEMNIST, OFFICE, SETUP, TITLES, Point
 
@@ -44,9 +46,7 @@ def _papers() -> dict[str, dict[str, Any]]:
 
 def _smaller(**changes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """The paper's settings of each data set with the simple CNN and these changes."""
-    return {
-        data: dict(layered(own, {"model": "simple_cnn"}, changes[data])) for data, own in _papers().items()
-    }
+    return {data: dict(merge(own, {"model": "simple_cnn"}, changes[data])) for data, own in _papers().items()}
 
 
 IMAGES = {CIFAR: 50_000, FEMNIST: 342_000, "mnist": 60_000}  # to train on
@@ -127,7 +127,7 @@ class Choices:
             layers.append(_in_place(point, other))
         elif point.pool is not None:
             layers.append({"data": {"train_pool": float(point.pool)}})
-        return layered(*layers, self.overrides, {"seed": seed})
+        return merge(*layers, self.overrides, {"seed": seed})
 
     @property
     def changed(self) -> list[str]:
@@ -137,7 +137,8 @@ class Choices:
             table = value if isinstance(value, Mapping) else {"name": value}
             names = {k: key if k == "name" else f"{key}.{k}" for k in table}
             found += [f"{names[k]}={toml_text(v)}" for k, v in table.items()]
-        return sorted(text for text in found if text.partition("=")[0] not in IRRELEVANT)
+        without = settings_where(result=False)
+        return sorted(text for text in found if text.partition("=")[0] not in without)
 
     @property
     def told(self) -> str:
@@ -241,7 +242,7 @@ def _missing(name: str, scale: str, overrides: Mapping[str, Any], read: bool) ->
         raise UserError(f"the data folder {folder} {what}: correct --data-dir or FEDCSD_DATA")
     if scale == "smoke" and not folder:
         return "no --data-dir is given"
-    table = layered({"data": name}, SCALES[scale].data.get(name, {}), overrides)["data"]
+    table = merge({"data": name}, SCALES[scale].data.get(name, {}), overrides)["data"]
     options = {key: value for key, value in table.items() if key != "name"}
     where = Path(folder).expanduser() if folder else None
     try:

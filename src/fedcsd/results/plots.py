@@ -14,14 +14,15 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from fedcsd.config import IRRELEVANT, applied, toml_text
+from fedcsd.config.options import toml_text
+from fedcsd.config.settings import labelling
 from fedcsd.errors import UserError, note, unknown
 from fedcsd.experiments.archive import is_run, open_run, paths_in
 from fedcsd.experiments.comparison_folder import run_name
 from fedcsd.experiments.recorded import RecordedRun
 from fedcsd.experiments.tracking import flattened
 from fedcsd.methods import methods
-from fedcsd.naming import free, parse, short
+from fedcsd.plugins import free, short, spec_of
 from fedcsd.results.curves import PANELS, History, line
 from fedcsd.results.rows import other_code
 from fedcsd.results.style import PAGE, below, dress, grid, printed, verbatim
@@ -43,7 +44,6 @@ NAMES = {key: (name, factor) for key, name, factor in PANELS} | {
     **{key: (f"{name} (%)", 100.0) for key, name in MASK.items()},
 }
 TRACKED = ("logit_drift", "feature_drift", "local_accuracy", "train_accuracy", "local_train_accuracy")
-UNTOLD = (*IRRELEVANT, "seed", "track_drift", "device")  # settings that make no group of their own
 VERSIONS = {"device": "device", "method": "code", "model_code": "model code", "data": "data"}
 """what makes other runs of the same settings and seed: where config.toml has it, and its name in a label"""
 UNIFORM = 1e-7  # where a uniform target is shown on a logarithmic axis: about the rounding of float32
@@ -98,7 +98,7 @@ def by_label(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
     """Runs by label, those that differ in their seed only together; a seed that is there twice counts once."""
     groups: dict[str, list[RecordedRun]] = {}
     for run in runs:
-        same = {key: value for key, value in applied(run.settings).items() if key not in UNTOLD}
+        same = labelling(run.settings)
         groups.setdefault(repr(sorted(same.items())), []).append(run)
     labelled: dict[str, list[RecordedRun]] = {}
     left: list[str] = []
@@ -148,7 +148,7 @@ def _listed(names: Sequence[str]) -> str:
 def labels_of(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """A label for each: the method as one names it, and the settings in which they differ."""
     tables = [s["method"] for s in settings]
-    differ = _differing([applied(s) for s in settings])
+    differ = _differing([labelling(s) for s in settings])
     keys = {key for some in differ for key in some}
     ends = [key.rpartition(".")[2] for key in keys]
     names = {key: end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)}
@@ -156,7 +156,7 @@ def labels_of(settings: Sequence[Mapping[str, Any]]) -> list[str]:
         ", ".join([method_label(table, tables), *(f"{names[key]}={_brief(v)}" for key, v in some.items())])
         for table, some in zip(tables, differ, strict=True)
     ]
-    homes = [parse(table["name"]).home for table in tables]
+    homes = [spec_of(table["name"]).home for table in tables]
     taken = set(zip(labels, homes, strict=True))  # two files may have a class of the same name
     return [
         f"{Path(home).stem}.{label}" if home and sum(label == other for other, _ in taken) > 1 else label
@@ -166,7 +166,7 @@ def labels_of(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _differing(every: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Of each what sets it apart: its data, and what is not the same in all runs of that data."""
-    told = [{k: v for k, v in s.items() if k.partition(".")[0] not in (*UNTOLD, "method")} for s in every]
+    told = [{k: v for k, v in s.items() if k.partition(".")[0] != "method"} for s in every]
     same = [[other for other in told if other.get("data") == one.get("data")] for one in told]
     return [
         {k: v for k, v in one.items() if any(o.get(k) != v for o in (told if k == "data" else alike))}

@@ -8,7 +8,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Protocol
 
-from fedcsd.config import IRRELEVANT, SKEWED, Settings, layered
+from fedcsd.config import Settings
+from fedcsd.config.settings import used
+from fedcsd.config.toml import merge
 from fedcsd.errors import Divergence
 from fedcsd.experiments.archive import open_run
 from fedcsd.experiments.identity import CODE, code_now
@@ -17,7 +19,6 @@ from fedcsd.experiments.running import Run
 from fedcsd.results.tables import Row
 
 PERSONAL = "client_accuracy_personal_mean"
-TOLD = ("clients", "rounds", "epochs", "lr")  # whatever their values are
 BLOWN_UP = 100  # times the loss of guessing, ln(classes)
 
 
@@ -117,7 +118,7 @@ def other_code(run: Run | RecordedRun) -> list[str]:
     """Which rounds were trained with other code of one's own method or model than there is now, if any were."""
     if run.path is None:
         return []
-    names, directory = layered(run.settings), open_run(run.path)
+    names, directory = merge(run.settings), open_run(run.path)
     used = {what: code for what, fact in CODE.items() if (code := directory.code(fact))}
     return [note for what, code in used.items() for note in _other(run.path, what, names[what]["name"], code)]
 
@@ -152,18 +153,12 @@ def told(config: Mapping[str, Any]) -> dict[str, Any]:
         values["train_size"] = config["train_size"]
     values["model"] = _choice(config["model"])
     partition = _choice(config["partition"])
-    skewed = partition.partition(" ")[0] in SKEWED
     if partition != "dirichlet":
         values["partition"] = partition
     for option in fields(Settings):
-        name, value = option.name, config.get(option.name, option.default)
-        if name == "beta":
-            if skewed:
-                values[name] = value
-        elif name == "augment":
-            if value != "none":
-                values[name] = value
-        elif name in TOLD or (value != option.default and name not in (*IRRELEVANT, "seed")):
+        name, value, traits = option.name, config.get(option.name, option.default), option.metadata
+        changed = value not in (option.default, "none") and traits["result"] and name != "seed"
+        if (traits["stated"] or changed) and used(traits, partition.partition(" ")[0]):
             values.setdefault(name, value)
     return values
 

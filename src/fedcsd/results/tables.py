@@ -12,7 +12,7 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from fedcsd.config import toml_text
+from fedcsd.config.options import toml_text
 from fedcsd.errors import Divergence, UserError
 
 GUESSING = 0.1  # so little of what guessing gets right, or gets wrong if that is less, is no learning

@@ -12,7 +12,7 @@ from rich.text import Text
 
 from fedcsd.experiments.summary import number
 from fedcsd.federation.callbacks import Callbacks
-from fedcsd.naming import short
+from fedcsd.plugins import short
 from fedcsd.results import tables
 from fedcsd.results.tables import Row
 

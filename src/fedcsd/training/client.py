@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedcsd import seeds
-from fedcsd.config import native
+from fedcsd.config.options import native
 from fedcsd.errors import Diverged
 from fedcsd.measurements import check_own_measurement
 from fedcsd.messages import Notes

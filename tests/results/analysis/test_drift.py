@@ -12,8 +12,8 @@ from torch import nn
 
 import fedcsd
 from fedcsd.errors import RunStopped, UserError
-from fedcsd.experiments.comparison import parse_methods
-from fedcsd.experiments.experiment import Experiment, make_method
+from fedcsd.experiments.choices import choices_of, make_method
+from fedcsd.experiments.experiment import Experiment
 from fedcsd.experiments.machine import backend_for
 from fedcsd.experiments.running import Run
 from fedcsd.federation.backends.device import DeviceBackend
@@ -106,7 +106,7 @@ def test_numbers_of_one_epoch_by_numpy() -> None:
 @pytest.mark.parametrize("model", [network, with_dropout, with_norm])
 def test_looking_on_changes_no_bit(method: str, model: Any) -> None:
     run = trained(model)
-    (table,) = parse_methods(method).values()
+    (table,) = choices_of(method, {}).values()
     experiment = observable(ready(run, data=blobs(), model=model), make_method(table), epochs=3)
     gathered = drift.Gathered(lambda: None)
     with next_round(experiment, 2, [0, 1], gathered, drift.Meter(50)) as federation:

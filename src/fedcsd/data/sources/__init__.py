@@ -5,7 +5,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fedcsd.config import call_with
+from fedcsd.config.options import call_with
 from fedcsd.data.dataset import Dataset
 from fedcsd.errors import UserError, unknown
 

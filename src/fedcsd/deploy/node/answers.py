@@ -14,13 +14,16 @@ from torch import Tensor
 from fedcsd import data as fedcsd_data
 from fedcsd.__version__ import __version__
 from fedcsd.aggregation import lerp
-from fedcsd.config import Settings, build, parse_assignments
+from fedcsd.config import Settings
+from fedcsd.config.options import build
+from fedcsd.config.toml import parse_assignments
 from fedcsd.data import Dataset
 from fedcsd.deploy.node.store import MEGABYTES, Store, checksum
 from fedcsd.deploy.settings import Deployment
 from fedcsd.deploy.wire import Parcel
 from fedcsd.errors import UserError, one_line
-from fedcsd.experiments.experiment import factory_of, make_method, prepare
+from fedcsd.experiments.choices import make_method
+from fedcsd.experiments.experiment import factory_of, prepare
 from fedcsd.messages import Reply, Request, described, restored
 from fedcsd.training.workspace import Site
 from fedcsd.weights import Layout, Values, Weights

@@ -6,14 +6,15 @@ import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedcsd.config import TABLES, Settings, layered, parse_assignments
+from fedcsd.config.settings import COMPONENTS, DEFAULTS
+from fedcsd.config.toml import merge, parse_assignments
 from fedcsd.deploy.processes import end_with_launcher
 from fedcsd.deploy.server import sites
 from fedcsd.deploy.server.backend import FlowerBackend
@@ -164,11 +165,10 @@ def begin(session: Session) -> tuple[jobs.Job | None, Roster]:
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of training in the app's run config: `experiment` holds any as JSON, keys of their own go
     over it, and `set` over those."""
-    known = {f.name for f in fields(Settings)} | TABLES.keys()
-    values = {key: value for key, value in config.items() if key in known}
+    values = {key: value for key, value in config.items() if key in DEFAULTS}
     # One client in trouble must not end everybody's run, unless that is asked for.
     whole = {"on_divergence": "skip"} | json.loads(str(config.get("experiment") or "{}"))
-    return layered(TABLES, whole, values, parse_assignments(str(config.get("set", "")).split(), "set"))
+    return merge(COMPONENTS, whole, values, parse_assignments(str(config.get("set", "")).split(), "set"))
 
 
 __all__ = ["app", "serve"]

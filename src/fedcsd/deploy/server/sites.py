@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from fedcsd.config import parse_assignments, plain
+from fedcsd.config.options import plain
+from fedcsd.config.settings import defaults_where
+from fedcsd.config.toml import parse_assignments
 from fedcsd.data import Dataset
 from fedcsd.data.partition import Rows
 from fedcsd.deploy.server.checks import shown
@@ -132,9 +134,8 @@ def with_sites(values: Mapping[str, Any], agreed: Mapping[str, Any]) -> tuple[di
     parts: list[Rows] = [np.arange(a, b) for a, b in pairwise(starts)]
     named = {
         **values,
+        **defaults_where(deals=True, on_resume="fixed"),
         "data": {"name": "data of the sites"},
         "partition": "iid",
-        "train_size": 0,
-        "holdout": 0.0,
     }
     return named, {"data": data, "parts": (parts, [])}

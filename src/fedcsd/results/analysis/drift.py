@@ -19,8 +19,8 @@ from torch import Tensor
 from fedcsd.aggregation import Mean
 from fedcsd.data.partition import counts_of
 from fedcsd.errors import Diverged, RunStopped
-from fedcsd.experiments.comparison import Choice, choices_of
-from fedcsd.experiments.experiment import FROM_PYTHON, Experiment, config_of, method_of
+from fedcsd.experiments.choices import FROM_PYTHON, Choice, choices_of, method_from
+from fedcsd.experiments.experiment import Experiment, config_of
 from fedcsd.experiments.identity import check_there
 from fedcsd.experiments.machine import backend_for
 from fedcsd.experiments.run_folder import RunDirectory
@@ -239,7 +239,7 @@ def study(
     for label, choice in entries.items():
         steps.begin(label)
         try:
-            curves[label], after[label] = setting.round_of(method_of(choice), steps)
+            curves[label], after[label] = setting.round_of(method_from(choice), steps)
         except Diverged as error:
             raise RunStopped(f"{label}: {error.divergence.message}: try fewer --epochs") from error
     history = [{key: r[key] for key in ("round", *HISTORY) if r.get(key) is not None} for r in start.history]

@@ -8,8 +8,11 @@ from typing import Any
 
 import torch
 
+from fedcsd.config import Settings
+from fedcsd.config.settings import defaults_where
 from fedcsd.errors import UserError, no_run
-from fedcsd.experiments.experiment import FROM_PYTHON, Experiment, prepare
+from fedcsd.experiments.choices import FROM_PYTHON
+from fedcsd.experiments.experiment import Experiment, prepare
 from fedcsd.experiments.identity import check_there
 from fedcsd.experiments.machine import backend_for
 from fedcsd.experiments.run_folder import RunDirectory
@@ -27,7 +30,7 @@ from fedcsd.weights import Value, Values, Weights
 Report = Callable[[str, int, int], object]
 """Told what is at work, and how many of how many pieces of work are done."""
 
-HERE = {"device": "cpu", "precision": "fp32", "engine": "auto", "compile": False}  # wherever this is
+HERE = {"device": Settings.device, **defaults_where(gpu=True)}  # an analysis runs on a CPU
 
 
 def latest(path: str | Path) -> Run:

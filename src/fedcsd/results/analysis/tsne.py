@@ -19,7 +19,8 @@ from torch import Tensor
 from fedcsd import seeds
 from fedcsd.data.partition import counts_of
 from fedcsd.errors import UserError, note
-from fedcsd.experiments.experiment import Experiment, make_method
+from fedcsd.experiments.choices import make_method
+from fedcsd.experiments.experiment import Experiment
 from fedcsd.experiments.running import Run
 from fedcsd.messages import Reply
 from fedcsd.methods import Method, methods

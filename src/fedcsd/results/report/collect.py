@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fedcsd.__version__ import __version__
-from fedcsd.config import IRRELEVANT, applied
+from fedcsd.config.settings import applied, of_settings, settings_where
 from fedcsd.data.partition import Counts
 from fedcsd.experiments.summary import summarise
 from fedcsd.experiments.tracking import settings_text
@@ -26,8 +26,6 @@ POINTS = 1_000  # clients, or rounds, beyond which not every one is drawn
 COLUMNS = ("method", "accuracy (%)", "own data (%)", "logit drift", "sent (MB)", "best (%)", "time")
 FIRST = "vs first"  # what the column of differences is called where it is not of one method of a short name
 WIDE = 24  # characters of a column's name
-DEALT = ("data", "train_size", "partition", "partition_seed", "clients", "beta", "min_samples", "holdout")
-"""Settings that say who holds what."""
 RECENT = 10  # rounds from which the time of those to come is told
 
 Json = dict[str, Any]
@@ -123,8 +121,7 @@ def _alike(groups: Mapping[str, Sequence[Seen]]) -> list[list[str]]:
     """The labels whose runs have the same data, dealt to clients in the same way, together."""
     found: dict[str, list[str]] = {}
     for label, runs in groups.items():
-        told = applied(runs[0].settings)
-        same = {key: told.get(key) for key in told if key.partition(".")[0] in DEALT}
+        same = of_settings(settings_where(deals=True, result=True), applied(runs[0].settings))
         found.setdefault(repr(sorted(same.items())), []).append(label)
     return list(found.values())
 
@@ -295,7 +292,7 @@ def _settings(groups: Mapping[str, Sequence[Seen]]) -> Json:
     }
     every = _across(tables)
     untold = [
-        *IRRELEVANT,
+        *settings_where(result=False),
         "seed",
         *["method.name"] * (len(set(labels)) == len(labels)),
     ]  # labels name the method

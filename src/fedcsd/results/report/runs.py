@@ -7,7 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedcsd.config import FACTS
+from fedcsd.config.toml import FACTS
 from fedcsd.data.partition import Counts
 from fedcsd.errors import Divergence, UserError, no_run
 from fedcsd.experiments.archive import is_run, open_run
