@@ -41,4 +41,4 @@ def test_every_file_named_in_the_architecture_exists() -> None:
 def test_the_pages_of_methods_have_the_options_of_the_code_and_the_numbers_of_the_results() -> None:
     from method_pages import stale
 
-    assert stale() == [], "run python benchmarks/method_pages.py"
+    assert stale() == [], "run python studies/method_pages.py"

@@ -22,7 +22,8 @@ def test_a_page_can_be_followed(page: Path, tmp_path: Path, monkeypatch: pytest.
 
 
 def test_commands_within_sentences_are_right(tmp_path: Path) -> None:
-    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
+    for name in ("benchmarks", "studies"):
+        (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "my_method.py").write_text(method_text("my_method.py", "MyMethod"))
     assert len(COMMANDS) > 20
     for command in COMMANDS:
@@ -78,7 +79,7 @@ BAD = {
     "a command": "    fedcsd walk\n",
     "a wrong option where nothing is trained": "    fedcsd run --data cifar100 --model resnet50 --devise cuda\n",
     "a wrong method where nothing is trained": "    fedcsd run --data hub:some/thing --method fedcsv\n",
-    "a benchmark's option": "    python benchmarks/peers.py --work-load W1\n",
+    "a benchmark's option": "    python benchmarks/peers/compare.py --work-load W1\n",
     "a benchmark": "    python benchmarks/nothing.py\n",
     "a target of make": "    make dmo\n",
     "a program": "```sh\nno-such-program\n```\n",

@@ -60,9 +60,9 @@ RULES = (
     Rule("^fedcsd reproduce .", "hours of training: the plan is made", add="--dry-run", unless="smoke|--no-train|--dry-run"),
     Rule("^fedcsd reproduce .", "not in FEDCSD_DATA here", how="run" if DATA else "parse", unless="smoke"),
     Rule("^fedcsd reproduce .*smoke", "one run of 48", add="--only method=fedavg,data=femnist,beta=0.05 --set rounds=1"),
-    Rule("^python benchmarks/target.py", "one seed, one round", add="--rounds 1 --train-size 300 --seeds 0 --mus 0.01"),
-    Rule("^python benchmarks/target.py .*--data mnist", "not in FEDCSD_DATA here", how="run" if "mnist" in HERE.split("|") else "parse"),
-    Rule("^python benchmarks/", "measures for minutes", how="parse", unless="target.py|method_pages.py"),
+    Rule("^python studies/target.py", "one seed, one round", add="--rounds 1 --train-size 300 --seeds 0 --mus 0.01"),
+    Rule("^python studies/target.py .*--data mnist", "not in FEDCSD_DATA here", how="run" if "mnist" in HERE.split("|") else "parse"),
+    Rule("^python (benchmarks|studies)/", "measures for minutes", how="parse", unless="target.py|method_pages.py"),
     Rule("^python tools/", "test_site.py runs it, without keeping what it gives", how="leave"),
     Rule("--method pulled", "a package that the page has made up", how="leave"),
     Rule("^make ", "the demo's commands are run; the others are what .ci/run does", how="recipe"),
@@ -74,7 +74,7 @@ PYTHON = (
     ("rounds=20", "rounds=2", "that it works shows in two rounds"),
 )
 
-GIVEN = ("demo.toml", "Makefile", "benchmarks", "results")
+GIVEN = ("demo.toml", "Makefile", "benchmarks", "studies", "results")
 """What lies in the folder of somebody who follows a page in a copy of the repository."""
 
 

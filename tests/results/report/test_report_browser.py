@@ -206,7 +206,7 @@ def test_hostile_names_are_text(browser: Chrome, tmp_path: Path) -> None:
 
 
 def test_thirty_runs_open_in_time(browser: Chrome, tmp_path: Path) -> None:
-    """Two seconds are what a machine to itself may take (benchmarks/report_page.py); here others are at work."""
+    """Two seconds are what a machine to itself may take (studies/report_page.py); here others are at work."""
     path = write([thirty(tmp_path)], tmp_path / "r.html")
     began = time.monotonic()
     open_page(browser, path)

@@ -1,9 +1,9 @@
 """Seconds a round and memory, as clients, samples and parameters grow; and what is not training.
 
-    python benchmarks/scale.py                              # a table, in about four minutes on two cores
-    python benchmarks/scale.py --json scale.json
-    python benchmarks/scale.py --only cohort,w1 --quick     # some of it, small
-    python benchmarks/scale.py --device cuda                # clients one after another on a GPU
+    python studies/scale.py                              # a table, in about four minutes on two cores
+    python studies/scale.py --json scale.json
+    python studies/scale.py --only cohort,w1 --quick     # some of it, small
+    python studies/scale.py --device cuda                # clients one after another on a GPU
 
 FedAvg on images made here (a noisy pattern a class), through `fedcsd.experiments.running`: the same path that
 `fedcsd run --out` takes, with a line of metrics after every round and checkpoints on disk. Every point

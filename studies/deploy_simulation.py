@@ -1,6 +1,6 @@
 """Flower's simulation runtime with many nodes on this machine: seconds, and memory of all its processes.
 
-python benchmarks/deploy_simulation.py --nodes 50 --rounds 3
+python studies/deploy_simulation.py --nodes 50 --rounds 3
 """
 
 import argparse

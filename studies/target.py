@@ -1,6 +1,6 @@
 """What FedCSD's target really is: does its accuracy come from the teacher, or from pulling logits to uniform?
 
-    python benchmarks/target.py --data mnist --train-size 10000 --betas 0.05,0.5 --mus 0.001,0.01 \\
+    python studies/target.py --data mnist --train-size 10000 --betas 0.05,0.5 --mus 0.001,0.01 \\
         --out runs/target-mnist --json results/target-mnist.json
 
 Trains fedavg, fedcsd, fedcsd:uniform (same mask and weight, uniform target) and fedcsd:scaled (similarity

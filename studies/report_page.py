@@ -1,6 +1,6 @@
 """How large the report of 30 runs of 100 rounds is, how long it takes to write, and how long a browser takes to open it.
 
-    python benchmarks/report_page.py
+    python studies/report_page.py
 
 The runs have invented numbers in all measurements that FedCSD records, 100 clients and 100 classes. A fresh
 chromium opens the page from its file; the first chart is there when it is drawn, and text before that.

@@ -1,9 +1,9 @@
 """Puts the options of each method, and what was measured of it, into its page of docs/methods/.
 
-    python benchmarks/method_pages.py            # rewrite the generated parts
-    python benchmarks/method_pages.py --check    # only say whether they are up to date
+    python studies/method_pages.py            # rewrite the generated parts
+    python studies/method_pages.py --check    # only say whether they are up to date
 
-Options come from the code, numbers from results/methods-*.json (see benchmarks/methods.py).
+Options come from the code, numbers from results/methods-*.json (see studies/methods.py).
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Seconds a round, memory and accuracy of fedcsd and of other federated simulators, doing the same work.
 
-    python benchmarks/peers.py --workloads W1,W2,W3 --repeats 5 --json results/peers-cpu.json
-    python benchmarks/peers.py --workloads W2 --only flower,pfl,plain --repeats 1
+    python benchmarks/peers/compare.py --workloads W1,W2,W3 --repeats 5 --json results/peers-cpu.json
+    python benchmarks/peers/compare.py --workloads W2 --only flower,pfl,plain --repeats 1
 
 The contenders, each in an environment of its own that is made the first time (peers/requirements.toml),
 and how each is set up; their docstrings say more:
@@ -45,14 +45,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent / "peers"))
-
 import quiet
 import report
 from environments import NotInstalled, python_of, versions
 from memory import Peak, end
 
-HERE = Path(__file__).resolve().parent / "peers"
+HERE = Path(__file__).resolve().parent
 RUNNERS = {
     "flower": "flower.py",
     "pfl": "pfl_research.py",

@@ -1,4 +1,4 @@
-"""The clock of benchmarks/scale.py: where the seconds of a round are said to go."""
+"""The clock of studies/scale.py: where the seconds of a round are said to go."""
 
 import pytest
 from meter import Meter, Phase
