@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 READY := .venv/.ready
 
-.PHONY: help demo test lint format bench docs clean
+.PHONY: help demo test check lint format bench docs clean
 
 help:           ## this list
 	@grep -E '^[a-z]+:.*##' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -13,6 +13,9 @@ demo: $(READY)  ## FedAvg and FedCSD on label-skewed digits: progress, a table a
 
 test: $(READY)  ## the whole test suite
 	@$(BIN)/python -m pytest -n 2
+
+check: lint     ## style, types and unit tests: a minute and a half, for between changes
+	@$(BIN)/python -m pytest -n 2 -m "not (slow or program or docs or gpu or browser or flower)"
 
 lint: $(READY)  ## style and types
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy

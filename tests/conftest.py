@@ -63,6 +63,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what runs the program; start with Flower, whose tests wait more than they compute."""
+    for item in items:
+        if "forks" in item.fixturenames:  # type: ignore[attr-defined]
+            item.add_marker("program")
+    items.sort(key=lambda item: item.get_closest_marker("flower") is None)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Leave out what this machine cannot run; in CI a missing browser is an error."""
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():

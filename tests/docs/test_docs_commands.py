@@ -10,6 +10,7 @@ from fedcsd.errors import UserError
 from helpers.docs_pages import ROOT, blocks, carry_out, follow, inline
 from helpers.docs_rules import RULES, ruled
 
+pytestmark = pytest.mark.docs
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 TYPED = [page for page in PAGES if list(blocks(page.read_text(encoding="utf-8")))]
 COMMANDS = sorted({command for page in PAGES for command in inline(page.read_text(encoding="utf-8"))})

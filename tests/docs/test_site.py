@@ -17,6 +17,7 @@ from fedcsd.config.options import describe
 from fedcsd.config.settings import COMPONENTS
 from fedcsd.methods import methods
 
+pytestmark = pytest.mark.docs
 ROOT = Path(__file__).parents[2]
 
 
