@@ -33,7 +33,12 @@ def test_a_model_with_batch_norm_and_held_out_data(tmp_path: Path) -> None:
         x_test=data[30:],
         y_test=np.arange(10) % 3,
     )
-    values = {"data": str(tmp_path / "d.npz"), "model": "loop:with_norm", "holdout": 0.2, "track_drift": True}
+    values = {
+        "data": str(tmp_path / "d.npz"),
+        "model": "helpers.loop:with_norm",
+        "holdout": 0.2,
+        "track_drift": True,
+    }
     deployed(LoopGrid(tmp_path, 2), out, method="fedcsd", partition="iid", rounds=2, **values)
     assert same_bits(out, simulated(out))
     assert RunDirectory(out).history()[-1]["logit_drift"] > 0

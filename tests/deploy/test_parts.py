@@ -335,6 +335,6 @@ def test_time_limits_need_a_number_of_answers() -> None:
 
 def test_own_data_may_be_missing_for_personal_models(checks: tuple[Checks, Request, Parcel, int]) -> None:
     check, request, _, samples = checks
-    asked = Request(0, "test_personal", {"weights": request.values["weights"]})
+    asked = Request(0, "test_personal", {"weights": request.values["weights"]}, "personal")
     parcel = Parcel({"samples": samples, "entries": {"v.accuracy": {"number": float("nan")}}, "notes": {}})
     assert np.isnan(check.reply(parcel, asked, 1, samples)["accuracy"])

@@ -81,8 +81,8 @@ def list_methods() -> None:
 
 
 def _about(cls: type["Method"]) -> str:
-    """What a built-in method does, without formulas: the first line of its file, after its name."""
-    return _first_line(sys.modules[cls.__module__]).partition(": ")[2].rstrip(".")
+    """Return what a built-in method does, without formulas: the first line of its file."""
+    return _first_line(sys.modules[cls.__module__]).rstrip(".")
 
 
 def _defaults(cls: type["Method"]) -> str:

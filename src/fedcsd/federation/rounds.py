@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fedcsd import seeds
-from fedcsd.errors import Diverged, MethodFailed, RunStopped, UserError, one_line
+from fedcsd.errors import Diverged, MethodFailed, RunStopped, UserError, note, one_line
 from fedcsd.federation.backends import memory
 from fedcsd.federation.backends.protocol import Backend
 from fedcsd.federation.callbacks import Callbacks
@@ -21,9 +21,9 @@ from fedcsd.federation.setup import Setup
 from fedcsd.federation.states import MemoryStates, States
 from fedcsd.messages import Reply, Request, finite
 from fedcsd.methods import Server
-from fedcsd.methods._own import is_own, note_if_same
+from fedcsd.methods._own import is_own
 from fedcsd.plugins import check_call
-from fedcsd.weights import Value, moved
+from fedcsd.weights import Value, Weights, moved
 
 
 class Federation:
@@ -72,7 +72,7 @@ class Federation:
         present = participants.present
         self.ledger.took_part(self.round, present)
         if not self.round and present:
-            note_if_same(self.method, before, self.server.weights)
+            self._note_if_unchanged(before)
         counted: Record = {
             "clients": len(present),
             "failed": len(participants.failed),
@@ -150,6 +150,19 @@ class Federation:
             failed = MethodFailed(f"the method's {part}() failed: {one_line(error)}")
             failed.add_note(traceback.format_exc())
             raise failed from error
+
+    def _note_if_unchanged(self, before: Weights) -> None:
+        """Note after the first round that a user's method has perhaps forgotten to set the new model."""
+        kind, after = type(self.method), self.server.weights
+        if (
+            is_own(kind)
+            and not self.method.personalised
+            and torch.equal(before.flat, after.flat.to(before.flat))
+        ):
+            note(
+                f"{kind.__name__}.round() left the global model as it was: set server.weights to new weights, "
+                "such as weighted_mean(replies)"
+            )
 
     def _on_divergence(self, reply: Reply) -> None:
         if self.settings.on_divergence == "stop":

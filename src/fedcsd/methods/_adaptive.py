@@ -1,4 +1,4 @@
-"""What the server optimizers share: the mean update as a gradient for an adaptive method.
+"""Server optimizers treat the mean update as a gradient of an adaptive method.
 
 Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (Algorithm 2).
 """
@@ -17,9 +17,10 @@ from fedcsd.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class Adaptive(FedAvg):
-    """`Δ = Σ p_k w_k − w_G`, `m ← β₁m + (1 − β₁)Δ`, `w_G ← w_G + η m/(√v + τ)`; no bias correction.
+    """Compute `Δ = Σ p_k w_k − w_G`, `m ← β₁m + (1 − β₁)Δ`, `w_G ← w_G + η m/(√v + τ)`.
 
-    Acts on trainable parameters; BatchNorm's statistics are averaged as in FedAvg.
+    There is no bias correction. The step acts on trainable parameters; BatchNorm's statistics are averaged
+    as in FedAvg.
     """
 
     server_lr: float = option(0.01, "learning rate η of the server", gt=0)
@@ -28,7 +29,7 @@ class Adaptive(FedAvg):
 
     @abstractmethod
     def second_moment(self, v: Tensor, square: Tensor) -> Tensor:
-        """The new v from the old one and Δ²."""
+        """Return the new v from the old one and Δ²."""
 
     def start(self, server: Server) -> None:
         server.first = torch.zeros_like(server.weights.parameters)

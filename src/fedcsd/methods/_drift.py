@@ -1,4 +1,4 @@
-"""What FedDyn and FedDC share: the server puts right how far all clients have drifted from it."""
+"""FedDyn and FedDC correct the drift of all clients at the server."""
 
 from collections.abc import Iterable
 
@@ -8,10 +8,10 @@ from fedcsd.methods.base import Server
 
 
 def average_with_drift(server: Server, replies: Iterable[Reply]) -> None:
-    """`H ← H + (1/N) Σ (w_k − w_G)`, `w_G ← mean w_k + H`, sums and means over the cohort.
+    """Compute `H ← H + (1/N) Σ (w_k − w_G)`, `w_G ← mean w_k + H`, sums and means over the cohort.
 
     H (`server.drift`) is the mean over all N clients of each one's updates so far. The mean of the
-    models is plain; BatchNorm's statistics do not drift and are averaged by samples.
+    models is unweighted; BatchNorm's statistics do not drift and are averaged by samples.
     """
     start = server.weights
     plain, mean = Mean(), Mean()

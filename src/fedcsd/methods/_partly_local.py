@@ -1,4 +1,4 @@
-"""What FedBN and FedPer share: a part of the model that never leaves its client."""
+"""FedBN and FedPer keep a part of the model at its client."""
 
 from abc import abstractmethod
 from dataclasses import dataclass
@@ -14,12 +14,14 @@ from fedcsd.weights import Layout, Values, Weights
 
 @dataclass(frozen=True)
 class PartlyLocal(FedAvg):
-    """FedAvg on all but the local part. The global weights keep the initial values there, which is
-    what a client starts from in its first round."""
+    """Average all weights but the local part.
+
+    The global weights keep the initial values there; a client starts from them in its first round.
+    """
 
     @abstractmethod
     def local(self, layout: Layout) -> Tensor:
-        """True for the numbers of the flat weights that stay with the client [size]."""
+        """Return true for the numbers of the flat weights that stay with the client [size]."""
 
     def round(self, server: Server, ask: Ask) -> None:
         shared = Mean()

@@ -1,4 +1,4 @@
-"""What a method is: a dataclass of hyper-parameters with a server's half and a client's half."""
+"""A method is a dataclass of options with two halves, one for the server and one for the clients."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from fedcsd.weights import Layout, Value, Values, Weights
 
 
 class Server:
-    """The server's memory: named weights, tensors and numbers, all of it checkpointed.
+    """The server holds named weights, tensors and numbers, all of them checkpointed.
 
     A method sets what it needs as attributes (`server.teacher = …`). Values are replaced, never
     changed in place, so that a round that is cut off leaves nothing half done.
@@ -25,7 +25,7 @@ class Server:
     features: int
     """size of the penultimate features"""
     clients: int
-    """how many there are in the federation"""
+    """number of clients in the federation"""
 
     def __init__(self, weights: Weights, classes: int, features: int = 0, clients: int = 0):
         self.values: dict[str, Value]
@@ -51,15 +51,15 @@ class Server:
                 f"server.{name} must be weights, a tensor or a number, so that it can be saved; it is a {type(value).__name__}"
             )
         if isinstance(value, Tensor):
-            value = value.to(self.weights.flat.device)  # on a GPU, if that is where the clients are
+            value = value.to(self.weights.flat.device)  # a GPU, if the clients are there
         self.values[name] = value
 
 
 class Ask(Protocol):
-    """Sends a request to the round's cohort and gives the replies, one by one in a fixed order.
+    """Send a request to the round's cohort and yield the replies, one by one in a fixed order.
 
-    The function is one of the method's own (its client half); the values are its arguments. Where
-    the clients are is not the method's business.
+    The function is one of the method's client half; the values are its arguments. The method does not
+    know where the clients are.
     """
 
     def __call__(self, function: Callable[..., Values], /, **values: Value) -> Iterator[Reply]: ...
@@ -67,25 +67,25 @@ class Ask(Protocol):
 
 @dataclass(frozen=True)
 class Method(ABC):
-    """Base of all methods. The two halves:
+    """The base of all methods has two halves.
 
-    - `start` and `round` run on the server;
-    - whatever functions `round` asks for run at the clients, with the client as first argument.
+    - `start` and `round` run on the server.
+    - The functions that `round` asks for run at the clients, with the client as first argument.
     """
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {}
     """options by the name of a preset: `fedcsd:m1` sets `presets["m1"]`"""
     trains: ClassVar[tuple[str, ...]] = ("train",)
-    """client functions that train the model; other ones answer a question"""
+    """client functions that train the model; the others answer without training"""
     reveals: ClassVar[dict[str, str]] = {"prototypes": "held"}
-    """private values of replies [classes, …], each with the reply's value that says of which classes [classes]"""
+    """private values of replies, one row a class; each with the value that says which classes it is of"""
 
     def start(self, server: Server) -> None:  # noqa: B027  (most methods need nothing)
-        """Before the first round: set what the server remembers beside the weights."""
+        """Set the server's values before the first round."""
 
     @abstractmethod
     def round(self, server: Server, ask: Ask) -> None:
-        """One round: ask the cohort, set the server's new values."""
+        """Train one round: ask the cohort, set the server's new values."""
 
     def local(self, layout: Layout) -> Tensor | None:
         """Return true for the numbers of the weights that never leave their client [size].
@@ -104,9 +104,9 @@ class Method(ABC):
 
     @property
     def personalised(self) -> bool:
-        """True if clients have models of their own."""
+        """Tell whether clients have models of their own."""
         return type(self).personal is not Method.personal
 
     def test_personal(self, client: Client, weights: Weights) -> Values:
-        """Test a client's own model; every client is asked this after a round of a personalised method."""
+        """Test a client's own model; after a round of a personalised method every client is asked this."""
         return {"accuracy": client.accuracy(self.personal(client, weights))}

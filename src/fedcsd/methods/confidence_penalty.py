@@ -1,4 +1,4 @@
-"""Confidence penalty: sure predictions cost something; a control for distillation.
+"""The confidence penalty adds a cost to sure predictions; it is a control for distillation.
 
 Pereyra et al., "Regularizing Neural Networks by Penalizing Confident Output Distributions", 2017.
 """
@@ -16,7 +16,7 @@ from fedcsd.training import Batch
 
 @dataclass(frozen=True)
 class ConfidencePenalty(FedAvg):
-    """FedAvg with `CE − μ · H(p)`: being sure costs something."""
+    """Subtract the entropy of the predictions from the local loss: `CE − μ · H(p)`."""
 
     mu: float = option(0.1, "weight of the entropy of the predictions", ge=0)
 

@@ -1,4 +1,4 @@
-"""Ditto: beside the FedAvg model each client trains one of its own, pulled towards the global one.
+"""Ditto trains a model for each client beside the global one, and pulls it towards the global one.
 
 Li et al., "Ditto: Fair and Robust Federated Learning Through Personalization", ICML 2021.
 """
@@ -16,7 +16,7 @@ from fedcsd.weights import Values, Weights
 
 @dataclass(frozen=True)
 class Ditto(FedAvg):
-    """The personal model minimises the local loss + `(λ/2)‖v − w_G‖²`; the global model is FedAvg's."""
+    """Minimise the local loss + `(λ/2)‖v − w_G‖²` with the personal model; the global model is FedAvg's."""
 
     mu: float = option(0.1, "strength λ of the personal model's pull towards the global one", ge=0)
 
@@ -35,6 +35,6 @@ class Ditto(FedAvg):
         gradient.add_(parameters - given["start"], alpha=self.mu)
 
     def personal(self, client: Client, weights: Weights) -> Weights:
-        """A client that has not trained yet has the global model."""
+        """Return the client's own model; before its first training that is the global one."""
         personal: Weights = client.state.get("personal", weights)
         return personal

@@ -1,4 +1,4 @@
-"""Feature distillation: the round's global model is the teacher of its clients' features.
+"""Feature distillation has the round's global model teach the clients' features.
 
 Romero et al., "FitNets: Hints for Thin Deep Nets", ICLR 2015; the feature side of the comparison in
 Fig. 1 of the FedCSD paper.
@@ -16,7 +16,7 @@ from fedcsd.weights import Values, Weights
 
 @dataclass(frozen=True)
 class FeatureDistillation(FedAvg):
-    """Adds `μ · MSE(h, h_G)`, the distance of features from the global model's."""
+    """Add `μ · MSE(h, h_G)`, the distance of features from the global model's, to the local loss."""
 
     mu: float = option(0.01, "weight of the distillation term", ge=0)
 

@@ -1,4 +1,4 @@
-"""FedAdagrad: Adagrad on the server.
+"""FedAdagrad runs Adagrad on the server.
 
 Reddi et al., "Adaptive Federated Optimization", ICLR 2021.
 """
@@ -13,7 +13,7 @@ from fedcsd.methods._adaptive import Adaptive
 
 @dataclass(frozen=True)
 class FedAdagrad(Adaptive):
-    """The server's step is divided by the root of `v ← v + Δ²`."""
+    """Divide the server's step by the root of `v ← v + Δ²`."""
 
     server_lr: float = option(0.1, "learning rate η of the server", gt=0)
     beta1: float = option(0.0, "momentum of the server's updates", ge=0, lt=1)

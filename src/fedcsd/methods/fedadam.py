@@ -1,4 +1,4 @@
-"""FedAdam: Adam on the server.
+"""FedAdam runs Adam on the server.
 
 Reddi et al., "Adaptive Federated Optimization", ICLR 2021.
 """
@@ -13,7 +13,7 @@ from fedcsd.methods._adaptive import Adaptive
 
 @dataclass(frozen=True)
 class FedAdam(Adaptive):
-    """The server's step is divided by the root of `v ← β₂v + (1 − β₂)Δ²`."""
+    """Divide the server's step by the root of `v ← β₂v + (1 − β₂)Δ²`."""
 
     beta2: float = option(0.99, "momentum of the squared updates", ge=0, lt=1)
 

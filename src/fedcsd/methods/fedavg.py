@@ -1,4 +1,4 @@
-"""FedAvg: clients train, the server averages.
+"""FedAvg averages the weights of models that clients train.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
 """
@@ -15,7 +15,7 @@ from fedcsd.weights import Values, Weights
 
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """Average of the clients' weights by their number of samples; the base that other methods build on."""
+    """Average the clients' weights by their number of samples; most methods build on this one."""
 
     def round(self, server: Server, ask: Ask) -> None:
         replies = ask(self.train, weights=server.weights)

@@ -1,4 +1,4 @@
-"""FedAvgM: FedAvg with momentum on the server.
+"""FedAvgM adds momentum to the server's updates.
 
 Hsu et al., "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
 Classification", 2019.
@@ -16,7 +16,7 @@ from fedcsd.methods.fedavg import FedAvg
 
 @dataclass(frozen=True)
 class FedAvgM(FedAvg):
-    """`v ← βv + (w_G − Σ p_k w_k)`, `w_G ← w_G − v`."""
+    """Compute `v ← βv + (w_G − Σ p_k w_k)`, `w_G ← w_G − v`."""
 
     server_momentum: float = option(0.9, "momentum β of the server's updates", ge=0, lt=1)
 
@@ -27,5 +27,5 @@ class FedAvgM(FedAvg):
         average = weighted_mean(ask(self.train, weights=server.weights))
         carried = self.server_momentum * server.velocity
         server.velocity = carried + (server.weights.parameters - average.parameters)
-        # w_G − v without the detour over w_G, so that β = 0 is FedAvg to the bit.
+        # w_G − v, computed from the average: with β = 0 it is FedAvg to the bit.
         server.weights = average.with_parameters(average.parameters - carried)

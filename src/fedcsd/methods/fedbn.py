@@ -1,4 +1,4 @@
-"""FedBN: BatchNorm stays with the client, everything else is averaged.
+"""FedBN keeps BatchNorm at the client and averages everything else.
 
 Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021.
 """
@@ -15,7 +15,7 @@ from fedcsd.weights import Layout
 
 @dataclass(frozen=True)
 class FedBN(PartlyLocal):
-    """Scales, shifts and running statistics of BatchNorm never leave a client; each has a model of its own."""
+    """Keep scales, shifts and running statistics of BatchNorm at the client; each has a model of its own."""
 
     def start(self, server: Server) -> None:
         if not server.weights.layout.norms:

@@ -1,4 +1,4 @@
-"""FedCSD: class prototype similarity distillation from a smoothed teacher.
+"""FedCSD distils from a smoothed teacher, weighted by the similarity of class prototypes.
 
 Yan et al., "Rethinking Client Drift in Federated Learning: A Logit Perspective" (the paper's Algorithm 1).
 """
@@ -20,7 +20,7 @@ from fedcsd.weights import Values, Weights
 
 @dataclass(frozen=True)
 class FedCSD(Method):
-    """Distils from a moving-average teacher, its logits weighted by class-prototype similarity and masked."""
+    """Distil from a moving-average teacher, its logits weighted by class-prototype similarity and masked."""
 
     presets: ClassVar[dict[str, dict[str, Any]]] = {
         "base": {"similarity": False, "mask": "none", "teacher": "global"},
@@ -69,8 +69,8 @@ class FedCSD(Method):
         server.prototypes = server.weights.flat.new_zeros(server.classes, server.classes)
 
     def round(self, server: Server, ask: Ask) -> None:
-        # The weights go out with the first question: a client that holds the last teacher makes the
-        # new one from them, so that only the prototypes are sent beside what FedAvg sends.
+        # The weights go out with the first request: a client that holds the last teacher makes the new
+        # one from them, so that only the prototypes are sent in addition to FedAvg's weights.
         values = {"weights": server.weights, "teacher": server.teacher}
         if self.similarity and self.target == "teacher" and self.variant == "paper":
             replies = ask(self.prototypes, **values)
@@ -87,7 +87,7 @@ class FedCSD(Method):
         )
 
     def prototypes(self, client: Client, weights: Weights, teacher: Weights) -> Values:
-        """Mean teacher logits of each class the client holds, and which classes those are."""
+        """Compute the mean teacher logits of each class, and which classes the client holds."""
         prototypes, counts = class_prototypes(client.outputs(teacher).logits, client.labels, client.classes)
         return {"prototypes": prototypes, "held": counts > 0}
 
@@ -113,7 +113,7 @@ class FedCSD(Method):
         )
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
-        """`CE + μ · L_CSD` of `objectives.csd_loss`, as one operation; its target is measured beside it."""
+        """Compute `CE + μ · L_CSD` of `objectives.csd_loss` as one operation, and the entropy of its target."""
         loss, spread = csd(
             batch.logits,
             batch.frozen["teacher"].logits,
@@ -129,7 +129,7 @@ class FedCSD(Method):
         return loss, {"target_entropy": spread}
 
     def authors_loss(self, batch: Batch) -> Tensor:
-        """`(1 − μ) · CE + μ · τ² KL`, with prototypes of this client alone."""
+        """Compute `(1 − μ) · CE + μ · τ² KL` with the prototypes of this client alone."""
         csd = authors_csd_loss(
             batch.logits,
             batch.frozen["teacher"].logits,
@@ -140,7 +140,7 @@ class FedCSD(Method):
         return (1 - self.mu) * batch.cross_entropy + self.mu * csd
 
     def measure(self, client: Client, teacher_logits: Tensor) -> None:
-        """How good the teacher is on local data, and what the mask does about it."""
+        """Measure the teacher on local data, and the mask's effect on its errors."""
         right = teacher_logits.argmax(1) == client.labels
         kept = soft_label_mask(teacher_logits, client.labels, self.mask)
         filtered = 1 - kept

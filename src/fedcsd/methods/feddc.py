@@ -1,4 +1,4 @@
-"""FedDC: each client keeps its drift from the global model, and the server puts it right.
+"""FedDC keeps each client's drift from the global model and corrects it at the server.
 
 Gao et al., "FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and Correction",
 CVPR 2022.
@@ -21,7 +21,7 @@ from fedcsd.weights import Values, Weights
 
 @dataclass(frozen=True)
 class FedDC(Scaffold):
-    """SCAFFOLD's correction and `(α/2)‖w + h_k − w_G‖²`, `h_k` the client's drift; the server adds their mean."""
+    """Add `(α/2)‖w + h_k − w_G‖²` to SCAFFOLD's correction, `h_k` the client's drift; the server adds their mean."""
 
     alpha: float = option(0.01, "strength of the pull towards the global model less the drift", ge=0)
 
@@ -45,6 +45,6 @@ class FedDC(Scaffold):
         gradient.add_(given["correction"]).add_(parameters - given["goal"], alpha=self.alpha)
 
     def drift(self, client: Client, weights: Weights) -> Tensor:
-        """`h_k`, the sum of all local updates that this client has made."""
+        """Return `h_k`, the sum of all local updates that this client has made."""
         drift: Tensor = client.state.get("drift", torch.zeros_like(weights.parameters))
         return drift

@@ -1,4 +1,4 @@
-"""FedDyn: a dynamic regulariser under which local optima and the global one agree.
+"""FedDyn adds a dynamic regulariser under which local optima and the global one agree.
 
 Acar et al., "Federated Learning Based on Dynamic Regularization", ICLR 2021.
 """
@@ -19,7 +19,7 @@ from fedcsd.weights import Values, Weights
 
 @dataclass(frozen=True)
 class FedDyn(FedAvg):
-    """Adds `−⟨λ_k, w⟩ + (α/2)‖w − w_G‖²`; the server takes the plain mean of the clients and subtracts `h/α`."""
+    """Add `−⟨λ_k, w⟩ + (α/2)‖w − w_G‖²`; the server takes the plain mean of the clients and subtracts `h/α`."""
 
     alpha: float = option(0.01, "strength of the regulariser", gt=0)
 

@@ -1,4 +1,4 @@
-"""FedGKD: distillation from the mean of the last few global models.
+"""FedGKD distils from the mean of the last few global models.
 
 Yao et al., "FedGKD: Towards Heterogeneous Federated Learning via Global Knowledge Distillation",
 IEEE Transactions on Computers 2023.
@@ -20,7 +20,7 @@ from fedcsd.weights import Values, Weights
 
 @dataclass(frozen=True)
 class FedGKD(FedAvg):
-    """Adds `μ · T² · KL(teacher ‖ student)`, the teacher being the mean of the last M global models."""
+    """Add `μ · T² · KL(teacher ‖ student)`, the teacher being the mean of the last M global models."""
 
     mu: float = option(0.01, "weight of the distillation term", ge=0)
     tau: float = option(1.0, "temperature T of the soft labels", gt=0)
@@ -30,7 +30,7 @@ class FedGKD(FedAvg):
         server.recent = server.weights.flat[None]
 
     def round(self, server: Server, ask: Ask) -> None:
-        # A window of one is the global model itself: the same weights, which are sent once.
+        # With a window of one the teacher is the global model, the same weights, which are sent once.
         teacher = server.weights
         if len(server.recent) > 1:
             teacher = teacher.like(server.recent.mean(0, dtype=torch.float64).to(server.recent.dtype))

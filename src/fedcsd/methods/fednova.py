@@ -1,4 +1,4 @@
-"""FedNova: clients that take more local steps do not weigh more for it.
+"""FedNova normalises updates, so that clients with more local steps do not weigh more.
 
 Wang et al., "Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization",
 NeurIPS 2020.
@@ -16,7 +16,7 @@ from fedcsd.weights import Values, Weights
 
 @dataclass(frozen=True)
 class FedNova(FedAvg):
-    """Divides each client's update by its effective number of steps, and multiplies by their mean."""
+    """Divide each client's update by its effective number of steps, and multiply by their mean."""
 
     def round(self, server: Server, ask: Ask) -> None:
         start = server.weights

@@ -1,4 +1,4 @@
-"""FedNTD: distillation of what the global model says of the classes that are not true.
+"""FedNTD distils the global model's logits of the classes that are not true.
 
 Lee et al., "Preservation of the Global Knowledge by Not-True Distillation in Federated Learning",
 NeurIPS 2022.
@@ -17,7 +17,7 @@ from fedcsd.weights import Values, Weights
 
 @dataclass(frozen=True)
 class FedNTD(FedAvg):
-    """Adds `β · τ² · KL(global ‖ local)` over the logits of the C − 1 classes that are not the label's."""
+    """Add `β · τ² · KL(global ‖ local)` over the logits of the C − 1 classes that are not the label's."""
 
     mu: float = option(1.0, "weight β of the distillation term", ge=0)
     tau: float = option(1.0, "temperature of the soft labels", gt=0)

@@ -1,4 +1,4 @@
-"""FedPer: the classifier stays with the client, the layers below are averaged.
+"""FedPer keeps the classifier at the client and averages the layers below.
 
 Arivazhagan et al., "Federated Learning with Personalization Layers", 2019.
 """
@@ -13,7 +13,7 @@ from fedcsd.weights import Layout
 
 @dataclass(frozen=True)
 class FedPer(PartlyLocal):
-    """The last linear layer never leaves a client; each has a model of its own."""
+    """Keep the last linear layer at the client; each has a model of its own."""
 
     def local(self, layout: Layout) -> Tensor:
         return layout.mask(layout.classifier)

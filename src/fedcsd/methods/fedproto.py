@@ -1,4 +1,4 @@
-"""FedProto: features are drawn to the federation's mean feature of their class.
+"""FedProto draws features to the federation's mean feature of their class.
 
 Tan et al., "FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI 2022. The
 original keeps models local; here weights are averaged as well, as the FedCSD paper compares it.
@@ -20,7 +20,7 @@ from fedcsd.weights import Values, Weights
 
 @dataclass(frozen=True)
 class FedProto(FedAvg):
-    """Adds `μ · MSE(h, P_y)`, `P_y` being the mean over clients of their mean features of class y."""
+    """Add `μ · MSE(h, P_y)`, `P_y` being the mean over clients of their mean features of class y."""
 
     mu: float = option(1.0, "weight of the distance to the prototypes", ge=0)
 
@@ -45,7 +45,7 @@ class FedProto(FedAvg):
         return {**trained, "prototypes": own, "held": counts > 0}
 
     def loss(self, batch: Batch) -> Tensor:
-        """A class without a prototype, as all are in the first round, counts zero."""
+        """Count zero for a class without a prototype, as all are in the first round."""
         known = batch.given["known"][batch.labels].to(batch.features.dtype)
         distance = (batch.features - batch.given["prototypes"][batch.labels]).pow(2).mean(1)
         return batch.cross_entropy + self.mu * known * distance

@@ -1,4 +1,4 @@
-"""FedYogi: Yogi on the server.
+"""FedYogi runs Yogi on the server.
 
 Reddi et al., "Adaptive Federated Optimization", ICLR 2021.
 """
@@ -13,7 +13,7 @@ from fedcsd.methods._adaptive import Adaptive
 
 @dataclass(frozen=True)
 class FedYogi(Adaptive):
-    """The server's step is divided by the root of `v ← v − (1 − β₂)Δ² sign(v − Δ²)`."""
+    """Divide the server's step by the root of `v ← v − (1 − β₂)Δ² sign(v − Δ²)`."""
 
     beta2: float = option(0.99, "momentum of the squared updates", ge=0, lt=1)
 

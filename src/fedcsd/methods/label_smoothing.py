@@ -1,4 +1,4 @@
-"""Label smoothing: labels mixed with the uniform distribution; a control for distillation.
+"""Label smoothing mixes labels with the uniform distribution; it is a control for distillation.
 
 Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", CVPR 2016.
 """
@@ -15,7 +15,7 @@ from fedcsd.training import Batch
 
 @dataclass(frozen=True)
 class LabelSmoothing(FedAvg):
-    """FedAvg whose labels are mixed with the uniform distribution."""
+    """Mix the labels with the uniform distribution."""
 
     epsilon: float = option(0.1, "share ε of the uniform distribution in the label", ge=0, le=1)
 

@@ -1,7 +1,7 @@
-"""Logit distillation: the round's global model is the teacher of its clients' logits.
+"""Logit distillation has the round's global model teach the clients' logits.
 
 Hinton et al., "Distilling the Knowledge in a Neural Network", 2015; the logit side of the comparison
-in Fig. 1 of the FedCSD paper, and what is left of FedCSD with all its parts off (its Base).
+in Fig. 1 of the FedCSD paper, and FedCSD with all its parts off (its Base).
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from fedcsd.weights import Values, Weights
 
 @dataclass(frozen=True)
 class LogitDistillation(FedAvg):
-    """Adds `μ · τ² · −Σ q_G log q`, the cross-entropy with the global model's soft labels."""
+    """Add `μ · τ² · −Σ q_G log q`, the cross-entropy with the global model's soft labels."""
 
     mu: float = option(0.001, "weight of the distillation term", ge=0)
     tau: float = option(10.0, "temperature of the soft labels", gt=0)

@@ -1,4 +1,4 @@
-"""MOON: features are drawn to the global model's and away from the client's own last model's.
+"""MOON draws features to the global model's and away from those of the client's own last model.
 
 Li et al., "Model-Contrastive Federated Learning", CVPR 2021.
 """
@@ -16,7 +16,7 @@ from fedcsd.weights import Values, Weights
 
 @dataclass(frozen=True)
 class Moon(FedAvg):
-    """Contrasts features with those of the global and of the previous local model; no projection head."""
+    """Contrast features with those of the global and of the previous local model; no projection head."""
 
     mu: float = option(1.0, "weight of the contrastive term", ge=0)
     tau: float = option(0.5, "temperature of the contrast", gt=0)

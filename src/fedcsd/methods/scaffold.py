@@ -1,4 +1,4 @@
-"""SCAFFOLD: every local step is corrected by how the client's gradient differs from the federation's.
+"""SCAFFOLD corrects every local step by the difference of the client's gradient from the federation's.
 
 Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020
 (option II of its Algorithm 1).
@@ -21,10 +21,10 @@ from fedcsd.weights import Values, Weights
 
 @dataclass(frozen=True)
 class Scaffold(FedAvg):
-    """Adds `c − c_k` to the gradient; `c_k ← c_k − c + (w_G − w_k)/(a_k η)`, `c` the mean over all clients.
+    """Add `c − c_k` to the gradient; `c_k ← c_k − c + (w_G − w_k)/(a_k η)`, `c` the mean over all clients.
 
     `a_k` is the number of steps, or with local momentum the number of steps without momentum that go
-    as far: only so are the variates gradients, whatever the momentum.
+    as far. This makes the variates gradients, whatever the momentum.
     """
 
     def start(self, server: Server) -> None:
@@ -49,7 +49,7 @@ class Scaffold(FedAvg):
         return {"weights": trained["weights"], "change": change}
 
     def given(self, client: Client, weights: Weights, correction: Tensor) -> dict[str, Tensor]:
-        """What `correct` needs."""
+        """Return the tensors that `correct` takes."""
         return {"correction": correction}
 
     def correct(self, parameters: Tensor, gradient: Tensor, given: Mapping[str, Tensor]) -> None:
@@ -57,7 +57,7 @@ class Scaffold(FedAvg):
 
 
 def _with_changes(replies: Iterable[Reply], changes: Mean) -> Iterator[Reply]:
-    """The replies as they pass, their changes of variates folded in."""
+    """Yield the replies, and fold their changes of variates in."""
     for reply in replies:
         changes.add(reply["change"])
         yield reply
