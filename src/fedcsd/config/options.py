@@ -82,15 +82,13 @@ def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
     return cls(**checked(cls, values, where))
 
 
-def checked(
-    cls: type, values: Mapping[str, Any], where: str = "", also: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    """Return values of a dataclass of options as their types; `also` are names to offer for an unknown one."""
+def checked(cls: type, values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
+    """Return values of a dataclass of options as their types; raise a UserError for a wrong one."""
     known = {f.name: f for f in fields(cls)}
     hints = get_type_hints(cls)
     for name in values:
         if name not in known:
-            raise no_option(name, where, known) if where else unknown("setting", name, [*known, *also])
+            raise no_option(name, where or "the settings", known)
     prefix = f"{where}." if where else ""
     return {n: checked_value(prefix + n, v, hints[n], known[n].metadata) for n, v in values.items()}
 

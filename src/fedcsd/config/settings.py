@@ -188,5 +188,5 @@ def labelling(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def used(traits: Mapping[str, Any], partition: str) -> bool:
-    """Tell if a setting with these traits has an effect with a partition."""
-    return not traits["partitions"] or partition in traits["partitions"]
+    """Tell if a setting with these traits may have an effect with a partition."""
+    return not traits["partitions"] or partition in (*traits["partitions"], "auto")

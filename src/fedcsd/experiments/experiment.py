@@ -12,7 +12,7 @@ from fedcsd import data as fedcsd_data
 from fedcsd import seeds
 from fedcsd.config import Settings
 from fedcsd.config.options import build, plain
-from fedcsd.config.settings import COMPONENTS, defaults_where
+from fedcsd.config.settings import COMPONENTS, DEFAULTS, defaults_where
 from fedcsd.config.toml import merge
 from fedcsd.data import SOURCES, Dataset
 from fedcsd.data.augment import AUGMENTATIONS
@@ -149,9 +149,10 @@ def _components(
 def settings_of(values: Mapping[str, Any]) -> Settings:
     """Return the settings among these values, checked; the components are left out."""
     flat = {key: value for key, value in values.items() if key not in COMPONENTS}
-    for key in flat:
-        if key not in Settings.__dataclass_fields__ and option_of_method(key):
+    for key in flat.keys() - DEFAULTS.keys():
+        if option_of_method(key):
             raise UserError(f"{key} is an option of the method: --set method.{key}=…")
+        raise unknown("setting", key, DEFAULTS)
     return build(Settings, flat)
 
 
