@@ -143,7 +143,14 @@ def flags_of(option: click.Option) -> str:
 
 
 API: dict[str, tuple[str, ...]] = {
-    "Training and comparing": ("run", "resume", "load_run", "Run", "compare", "comparison.Comparison"),
+    "Training and comparing": (
+        "run",
+        "resume",
+        "load_run",
+        "Run",
+        "compare",
+        "results.comparison.Comparison",
+    ),
     "Data": ("Dataset",),
     "A method of your own": (
         "Method",

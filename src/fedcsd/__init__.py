@@ -14,7 +14,7 @@ _homes = {
     "resume": "fedcsd.experiments.running",
     "load_run": "fedcsd.experiments.running",
     "Run": "fedcsd.experiments.running",
-    "compare": "fedcsd.experiments.comparison",
+    "compare": "fedcsd.results.comparison",
     "ConfidencePenalty": "fedcsd.methods.confidence_penalty",
     "Ditto": "fedcsd.methods.ditto",
     "FeatureDistillation": "fedcsd.methods.feature_distillation",
@@ -47,7 +47,6 @@ _homes = {
 if TYPE_CHECKING:
     from fedcsd.data import Dataset
     from fedcsd.errors import Diverged, RunStopped, UserError
-    from fedcsd.experiments.comparison import compare
     from fedcsd.experiments.running import Run, load_run, resume, run
     from fedcsd.methods import Method
     from fedcsd.methods.confidence_penalty import ConfidencePenalty
@@ -72,6 +71,7 @@ if TYPE_CHECKING:
     from fedcsd.methods.logit_distillation import LogitDistillation
     from fedcsd.methods.moon import Moon
     from fedcsd.methods.scaffold import Scaffold
+    from fedcsd.results.comparison import compare
 
 __all__ = [
     "ConfidencePenalty",

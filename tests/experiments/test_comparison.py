@@ -18,13 +18,14 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 import fedcsd as package
+from fedcsd import data
 from fedcsd.errors import Diverged, Divergence, Note, UserError
-from fedcsd.experiments.comparison import rows
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.summary import summarise
 from fedcsd.federation.callbacks import Callbacks
 from fedcsd.results import curves, tables
 from fedcsd.results import terminal as console
+from fedcsd.results.rows import rows
 from fedcsd.results.tables import Row
 from fedcsd.training import Client
 from fedcsd.weights import Values, Weights
@@ -355,3 +356,24 @@ def test_ctrl_c_in_the_second_run_and_the_same_command_again(tmp_path: Path) -> 
     assert metrics.read_text().splitlines()[: len(done) - 1] == done[:-1]
     assert len(metrics.read_text().splitlines()) == 40
     assert (tmp_path / "c/comparison.tex").exists()
+
+
+def test_data_is_loaded_and_dealt_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def counted(name: str) -> None:
+        function = getattr(data, name)
+        monkeypatch.setattr(data, name, lambda *a, **k: made.append(name) or function(*a, **k))
+
+    counted("load")
+    counted("split")
+    short = {"rounds": 1, "epochs": 1, "clients": 3, "workers": 1}
+    whole = package.compare("fedavg,fedprox", [0, 1], out=tmp_path / "c", **short)
+    assert made == ["load", "split"]
+    made.clear()
+    longer = package.compare("fedavg,fedprox", [0, 1], out=tmp_path / "c", **(short | {"rounds": 2}))
+    assert made == ["load", "split"]  # four runs are resumed
+    assert [len(run.history) for runs in longer.runs.values() for run in runs] == [2] * 4
+    for seed in (0, 1):
+        alone = package.run(method="fedprox", seed=seed, **short)
+        assert whole.runs["fedprox"][seed].history[-1]["test_loss"] == alone.history[-1]["test_loss"]

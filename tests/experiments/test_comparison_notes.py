@@ -14,12 +14,12 @@ from matplotlib.figure import Figure
 import fedcsd as package
 from fedcsd.cli.main import guarded
 from fedcsd.errors import Note
-from fedcsd.experiments.comparison import Comparison
 from fedcsd.experiments.comparison_folder import FILES
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import Run
 from fedcsd.results import curves, tables
 from fedcsd.results import terminal as console
+from fedcsd.results.comparison import Comparison
 from fedcsd.results.rows import About, rows, told
 from helpers.comparisons import FIRST, ROWS, SMALL, a_row, a_run
 from helpers.federations import blobs

@@ -83,7 +83,7 @@ def preload() -> None:
     """What takes long to import is imported once, before the commands are forked off."""
     for name in ("matplotlib.pyplot", "sklearn.datasets", "sklearn.manifold", "pyarrow.parquet"):
         import_module(name)
-    for name in ("experiments.comparison", "results.terminal", "results.curves", "results.plots"):
+    for name in ("results.comparison", "results.terminal", "results.curves", "results.plots"):
         import_module(f"fedcsd.{name}")
 
 
@@ -221,8 +221,8 @@ def program(command: list[str], how: str) -> None:
     name, *arguments = command
     if name == "fedcsd":
         from fedcsd.cli import main as cli
-        from fedcsd.experiments import comparison
         from fedcsd.experiments import running as jobs
+        from fedcsd.results import comparison
 
         if how == "parse":
             parsed(arguments)

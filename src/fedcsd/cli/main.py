@@ -168,7 +168,7 @@ def compare(
     if numbers:
         values.pop("seed", None)  # of a file, which what is said here goes over
 
-    from fedcsd.experiments import comparison
+    from fedcsd.results import comparison
     from fedcsd.results.terminal import Training
 
     out = out.expanduser()

@@ -16,7 +16,7 @@ from fedcsd.errors import Divergence, UserError, unknown
 from fedcsd.experiments import archive
 from fedcsd.experiments.archive import open_run
 from fedcsd.experiments.choices import make_method
-from fedcsd.experiments.comparison import Cell as Training
+from fedcsd.experiments.comparison import Trial
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import Job
 from fedcsd.methods import methods
@@ -40,8 +40,8 @@ class Planned:
         return f"{self.point.label(_data(self.values))} seed {self.seed}"
 
     @property
-    def _training(self) -> Training:
-        return Training(self.label, self.seed, dict(self.values), {}, self.path, overwrite=False)
+    def _training(self) -> Trial:
+        return Trial(self.label, self.seed, dict(self.values), {}, self.path, overwrite=False)
 
     @property
     def ended(self) -> bool:
