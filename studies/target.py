@@ -23,7 +23,7 @@ import fedcsd
 from fedcsd.experiments.provenance import facts
 from fedcsd.experiments.running import Run
 from fedcsd.results.plots import flat, plot_target
-from fedcsd.results.terminal import Training
+from fedcsd.results.terminal import ProgressDisplay
 
 TARGETS = ("fedcsd", "fedcsd:uniform", "fedcsd:scaled")
 
@@ -109,7 +109,7 @@ def main() -> None:
     seeds = [int(seed) for seed in options.seeds.split(",")]
     chosen = ["fedavg", *(f"{name}:mu={mu:g}" for mu in options.mus for name in TARGETS)]
     rows: list[dict[str, Any]] = []
-    with Training() as training:
+    with ProgressDisplay() as progress:
         for beta, lr in itertools.product(options.betas, options.lrs):
             folder = options.out / f"beta{beta:g}-lr{lr:g}"
             found = fedcsd.compare(
@@ -119,7 +119,7 @@ def main() -> None:
                 beta=beta,
                 lr=lr,
                 track_drift=True,
-                on_start=lambda label, seed, rounds, more: training.follow(
+                on_start=lambda label, seed, rounds, more: progress.follow(
                     f"{label} seed {seed}", rounds, more
                 ),
                 **shared,

@@ -373,7 +373,7 @@ def test_debug_shows_the_traceback(fedcsd: Fedcsd) -> None:
 def test_ctrl_c_again_while_the_program_ends_is_silent() -> None:
     code = """
 import atexit, os, signal, time
-from fedcsd import cli
+from fedcsd.cli import main as cli
 def interrupt(*_, **__): raise KeyboardInterrupt("what is saved")
 atexit.register(lambda: (os.kill(os.getpid(), signal.SIGINT), time.sleep(20)))
 cli.cli.main = interrupt

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fedcsd as package
-from fedcsd.cli.new import class_name, method_text
+from fedcsd.cli.new_method import class_name, method_text
 from fedcsd.errors import UserError
 from helpers.federations import blobs
 from helpers.program import Fedcsd

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedcsd.cli.new import method_text
+from fedcsd.cli.new_method import method_text
 from fedcsd.errors import UserError
 from helpers.docs_pages import ROOT, blocks, carry_out, follow, inline
 from helpers.docs_rules import RULES, ruled

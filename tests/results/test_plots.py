@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedcsd.cli.analysis import folder_for
 from fedcsd.cli.main import guarded
+from fedcsd.cli.trained_runs import folder_for
 from fedcsd.errors import Note, UserError
 from fedcsd.plugins import digest_of
 from fedcsd.results import plots

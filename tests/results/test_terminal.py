@@ -11,11 +11,11 @@ from fedcsd.results import terminal as console
 
 
 def test_progress_says_what_is_left_of_the_comparison(capsys: pytest.CaptureFixture[str]) -> None:
-    training = console.Training()
+    display = console.ProgressDisplay()
     record = {"round": 1, "test_accuracy": 0.5, "diverged": 0}
-    training.follow("a", 1, more=2).round(record, 1)
-    training.follow("b", 3, more=1).diverged(1)
-    training.follow("c", 1).round(record, 1)
+    display.follow("a", 1, more=2).round(record, 1)
+    display.follow("b", 3, more=1).diverged(1)
+    display.follow("c", 1).round(record, 1)
     a, b, c = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"a: round 1/1  accuracy 50\.00 %  in 0:00  0:00 left in all, 2 more runs", a)
     assert b == "b: diverged in round 1  1 more run"
@@ -25,12 +25,12 @@ def test_progress_says_what_is_left_of_the_comparison(capsys: pytest.CaptureFixt
 def test_progress_counts_what_other_processes_do(capsys: pytest.CaptureFixture[str]) -> None:
     """Four processes, this one's round takes ten seconds: what is left is as long as the longest, or as
     all of it shared out; what the others have done meanwhile is not waited for again."""
-    training = console.Training()
+    display = console.ProgressDisplay()
     left = [[20.0] * 8, [20.0] * 8, [3.0, 5.0], []]
-    progress = training.follow("a", 3, weight=10.0, ahead=lambda: left.pop(0), jobs=4)
+    progress = display.follow("a", 3, weight=10.0, ahead=lambda: left.pop(0), jobs=4)
     for number in (1, 2, 3):
-        for clock in ("began", "last", "looked", "said"):
-            setattr(progress, clock, getattr(progress, clock) - 10)
+        for shown, clock in ((display, "began"), (display, "said"), (progress, "last"), (progress, "looked")):
+            setattr(shown, clock, getattr(shown, clock) - 10)
         progress.round({"round": number, "test_accuracy": 0.5, "diverged": 0}, 3)
     first, second, third = capsys.readouterr().out.splitlines()
     assert first.endswith("0:45 left in all, 8 more runs")  # (2 rounds + 8 · 20 s) / 4
@@ -39,21 +39,22 @@ def test_progress_counts_what_other_processes_do(capsys: pytest.CaptureFixture[s
 
 
 def test_waiting_for_other_processes_says_how_long(capsys: pytest.CaptureFixture[str]) -> None:
-    training = console.Training()
-    training.wait([5.0, 5.0])
-    training.said -= console.PLAIN_SECONDS + 1
-    training.work, training.seconds = 10.0, 20.0  # this machine is half as fast as expected
-    training.wait([30.0])
-    training.wait([20.0])
+    display = console.ProgressDisplay()
+    display.wait([5.0, 5.0])
+    display.said -= console.PLAIN_SECONDS + 1
+    display.work, display.seconds = 10.0, 20.0  # this machine is half as fast as expected
+    display.wait([30.0])
+    display.wait([20.0])
     first, second = capsys.readouterr().out.splitlines()
     assert first == "waiting for other processes: 2 runs"
     assert second == "waiting for other processes: 1 run  1:00 left"
 
 
 def test_a_long_round_shows_who_has_answered(capsys: pytest.CaptureFixture[str]) -> None:
-    progress = console.Training().follow("a", 2)
+    display = console.ProgressDisplay()
+    progress = display.follow("a", 2)
     progress.reply("train", 1, 10)
-    progress.said -= console.LONG_SECONDS + 1
+    display.said -= console.LONG_SECONDS + 1
     progress.reply("train", 2, 10)
     progress.reply("train", 3, 10)
     assert capsys.readouterr().out == "a: train 2/10\n"
@@ -80,18 +81,18 @@ def test_a_mean_is_named_as_what_it_is(rounds: int, label: str, capsys: pytest.C
 def test_a_terminal_shows_the_run_that_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Console(width=100, height=5, force_terminal=True, color_system=None, file=io.StringIO())
     monkeypatch.setattr(console, "console", screen)
-    with console.Training() as training:
+    with console.ProgressDisplay() as display:
         for number in range(10):
-            training.follow(f"run {number}", 1, more=9 - number).round(
+            display.follow(f"run {number}", 1, more=9 - number).round(
                 {"round": 1, "test_accuracy": 0.5, "diverged": 0}, 1
             )
-            assert [task.description for task in training.bar.tasks] == [f"run {number}"]
-        training.wait([1.0, 2.0])
-        training.wait([1.0])
-        assert [(task.description, task.completed) for task in training.bar.tasks] == [
+            assert [task.description for task in display.bar.tasks] == [f"run {number}"]
+        display.wait([1.0, 2.0])
+        display.wait([1.0])
+        assert [(task.description, task.completed) for task in display.bar.tasks] == [
             ("waiting for other processes", 1)
         ]
-        training.follow("last", 1)
+        display.follow("last", 1)
     shown = screen.file.getvalue()  # type: ignore[attr-defined]
     assert "run 0" in shown
     assert "run 9" in shown

@@ -82,16 +82,16 @@ def local(
     given = {key: value for key, value in given.items() if value is not None}
     values = gather(experiment, options, assignments)
 
-    from fedcsd.cli.main import show_finished
+    from fedcsd.cli.show import show_finished
     from fedcsd.experiments.choices import resolved
-    from fedcsd.results.terminal import Training
+    from fedcsd.results.terminal import ProgressDisplay
 
     if resume:
         plan = taken_up(resume.expanduser(), values, given)
     else:
         plan = started({**resolved(values), "clients": nodes}, given, out, overwrite)
-    with Training() as training:
-        follow = training.follow(short(plan["method"]), plan["rounds"])
+    with ProgressDisplay() as progress:
+        follow = progress.follow(short(plan["method"]), plan["rounds"])
         show_finished(carried_out(plan, port or 0, follow))
 
 

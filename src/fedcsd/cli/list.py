@@ -1,8 +1,8 @@
-"""`fedcsd list`: what there is to choose from."""
+"""`fedcsd list`: methods, datasets, models and partitions, with their options."""
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import rich_click as click
@@ -14,12 +14,18 @@ from fedcsd.plugins import spec_of
 if TYPE_CHECKING:
     from fedcsd.methods import Method
 
+KEYS = {"methods": "method", "datasets": "data", "models": "model", "partitions": "partition"}
+MORE = {
+    "datasets": "or a path (.npz, parquet, a folder of images), or hub:owner/name: see docs/data.md",
+    "models": "or your own: my_model.py:factory, package.module:factory; see docs/models.md",
+}
+
 
 @click.command(name="list")
 @click.argument("what", metavar="methods|datasets|models|partitions")
 @click.argument("name", required=False)
 def list_(what: str, name: str | None) -> None:
-    """What there is to choose from: methods, datasets, models or partitions.
+    """List what there is to choose from: methods, datasets, models or partitions.
 
     \b
       fedcsd list methods
@@ -27,26 +33,23 @@ def list_(what: str, name: str | None) -> None:
     """
     from fedcsd.results.terminal import say, show_table
 
-    kinds = ("methods", "datasets", "models", "partitions")
-    if what not in kinds:
-        raise unknown("list", what, kinds)
-    if name and what != "methods":
-        raise UserError(f"`fedcsd list {what}` takes no name: leave {name} out")
-    if what == "methods":
-        for one in _named(name) if name else ():
+    if what not in KEYS:
+        raise unknown("list", what, KEYS)
+    if what != "methods":
+        if name:
+            raise UserError(f"`fedcsd list {what}` takes no name: leave {name} out")
+        show_table([what, ""], list_entries(what), left=2)
+        if what in MORE:
+            say(MORE[what])
+    elif name:
+        for one in _methods_of(name):
             show_method(one)
-        if not name:
-            list_methods()
-        return
-    show_table([what, ""], list_entries(what), left=2)
-    if what == "datasets":
-        say("or a path (.npz, parquet, a folder of images), or hub:owner/name: see docs/data.md")
-    elif what == "models":
-        say("or your own: my_model.py:factory, package.module:factory; see docs/models.md")
+    else:
+        show_methods()
 
 
-def _named(name: str) -> list[str]:
-    """The methods of a name: one, or all of a file or module that has several."""
+def _methods_of(name: str) -> list[str]:
+    """Return the methods of a name: one, or all of a file or module that has several."""
     from fedcsd.methods._own import choosable
     from fedcsd.plugins import imported, module_of
 
@@ -58,13 +61,21 @@ def _named(name: str) -> list[str]:
     return [f"{name}:{one}" for one in own] if len(own) > 1 else [name]
 
 
-def list_methods() -> None:
-    """Every method that has a name, with its options; a broken one with what is wrong."""
+def show_methods() -> None:
+    """Print all methods that have a name, with their options; a broken one with its error."""
     from fedcsd.methods import methods
     from fedcsd.methods._own import from_entry, installed
     from fedcsd.results.terminal import say, show_table
 
-    rows = [(name, _about(methods.load(name)), _defaults(methods.load(name))) for name in methods.names]
+    def options(cls: type["Method"]) -> str:
+        texts = [f"{key}={default}" for key, default, _ in describe(cls)]
+        return ", ".join(texts) + (f"; presets {', '.join(cls.presets)}" if cls.presets else "")
+
+    rows = []
+    for name in methods.names:
+        cls = methods.load(name)
+        about = _first_line(sys.modules[cls.__module__]).rstrip(".")
+        rows.append((name, about, options(cls)))
     for name, entries in installed().items():
         home = ", ".join(entry.value for entry in entries)
         if name in methods.names:
@@ -72,7 +83,7 @@ def list_methods() -> None:
             continue
         try:
             cls = from_entry(name, entries)
-            rows.append((name, f"{_first_line(cls)} ({home})", _defaults(cls)))
+            rows.append((name, f"{_first_line(cls)} ({home})", options(cls)))
         except UserError as error:
             rows.append((name, f"({home}) cannot be used: {error}", ""))
     show_table(["method", "", "options"], rows, left=3)
@@ -80,20 +91,8 @@ def list_methods() -> None:
     say("or your own: my_method.py:Class, package.module:Class; `fedcsd new-method` writes one to start from")
 
 
-def _about(cls: type["Method"]) -> str:
-    """Return what a built-in method does, without formulas: the first line of its file."""
-    return _first_line(sys.modules[cls.__module__]).rstrip(".")
-
-
-def _defaults(cls: type["Method"]) -> str:
-    """The options of a method with their defaults, and its presets."""
-    options = ", ".join(f"{key}={default}" for key, default, _ in describe(cls))
-    presets = ", ".join(cls.presets)
-    return f"{options}; presets {presets}" if presets else options
-
-
 def show_method(name: str) -> None:
-    """One method: where it is from, what its options mean, its presets."""
+    """Print one method: its description, the meaning of its options, its presets."""
     from fedcsd.methods import methods
     from fedcsd.results.terminal import say, show_table
 
@@ -105,39 +104,33 @@ def show_method(name: str) -> None:
     name = f"{name}:{cls.__name__}" if spec.home and not spec.name else name
     if options := describe(cls):
         show_table(["option", "default", "meaning"], options, left=3)
-    presets = [
-        (f"{name}:{preset}", ", ".join(f"{k}={toml_text(v)}" for k, v in settings.items()))
-        for preset, settings in cls.presets.items()
-    ]
-    if presets:
-        show_table(["preset", "sets"], presets, left=2)
+    if cls.presets:
+        rows = [
+            (f"{name}:{preset}", ", ".join(f"{key}={toml_text(value)}" for key, value in values.items()))
+            for preset, values in cls.presets.items()
+        ]
+        show_table(["preset", "sets"], rows, left=2)
 
 
 def list_entries(what: str) -> list[tuple[str, str]]:
-    """Name, and the first line of the docstring with the options there are."""
+    """Return name and description of all datasets, models or partitions, with their options."""
     from fedcsd.data import SOURCES, partitions, source
     from fedcsd.models import MODELS, find
 
-    if what == "partitions":
-        things: dict[str, Callable[..., Any]] = dict(partitions)
-    else:
-        things = (
-            {name: source(name) for name in SOURCES}
-            if what == "datasets"
-            else {name: find(name) for name in MODELS}
-        )
-    key = {"datasets": "data", "models": "model", "partitions": "partition"}[what]
-    return [(name, _first_line(thing) + _options(thing, key)) for name, thing in things.items()]
+    things: Mapping[str, Callable[..., Any]] = partitions
+    if what != "partitions":
+        names, load = (SOURCES, source) if what == "datasets" else (MODELS, find)
+        things = {name: load(name) for name in names}
+    return [(name, _first_line(thing) + _options(thing, KEYS[what])) for name, thing in things.items()]
 
 
-def _options(function: Any, key: str) -> str:
-    """The options of a factory, as one sets them."""
-    parameters = [p for p in inspect.signature(function).parameters.values() if p.kind is p.KEYWORD_ONLY]
-    hints = get_type_hints(function)
-    texts = []
-    for p in parameters:
-        choices = "|".join(map(str, get_args(hints[p.name]))) if get_origin(hints[p.name]) is Literal else ""
-        texts.append(f"{key}.{p.name}={choices or p.default}")
+def _options(function: Callable[..., Any], key: str) -> str:
+    """Return the options of a function as the user sets them: its keyword-only parameters."""
+    hints, texts = get_type_hints(function), []
+    for p in inspect.signature(function).parameters.values():
+        if p.kind is p.KEYWORD_ONLY:
+            choices = get_args(hints[p.name]) if get_origin(hints[p.name]) is Literal else ()
+            texts.append(f"{key}.{p.name}={'|'.join(map(str, choices)) or p.default}")
     return f"  ({', '.join(texts)})" if texts else ""
 
 

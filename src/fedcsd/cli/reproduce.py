@@ -162,7 +162,7 @@ def train_and_show(
 ) -> None:
     from fedcsd.paper.helpers import helping, shared_out
     from fedcsd.paper.reproduce import plans, reproduce, wanted
-    from fedcsd.results.terminal import Training, counted, say
+    from fedcsd.results.terminal import ProgressDisplay, counted, say
 
     choices, jobs = shared_out(choices, jobs) if train else (choices, 1)
     runs = {run.path: run for some in plans(names, choices, out).values() for run in wanted(some, only)}
@@ -177,19 +177,19 @@ def train_and_show(
     jobs = max(1, min(jobs, len(left)))
     if left and train and choices.scale == "paper" and choices.overrides.get("device") != "cuda":
         say("this is work for a GPU (--device cuda): on a CPU it takes weeks; --scale small is for one")
-    with Training() as training, helping(jobs, names, choices, out, only):
+    with ProgressDisplay() as progress, helping(jobs, names, choices, out, only):
 
         def start(run: Any, rounds: int, coming: Sequence[Any]) -> Any:
             def ahead() -> list[float]:
                 return [other.left for other in coming if not other.ended]
 
-            return training.follow(run.label, rounds, weight=run.seconds / rounds, ahead=ahead, jobs=jobs)
+            return progress.follow(run.label, rounds, weight=run.seconds / rounds, ahead=ahead, jobs=jobs)
 
         def wait(left: Sequence[Any]) -> None:
-            training.wait([run.left for run in left])
+            progress.wait([run.left for run in left])
 
         def made(one: Any) -> None:
-            training.move_up()
+            progress.move_up()
             show_made(one)
 
         reproduce(
@@ -200,7 +200,7 @@ def train_and_show(
             train=train,
             on_start=start,
             on_wait=wait,
-            on_step=training.step,
+            on_step=progress.step,
             on_made=made,
         )
 

@@ -19,7 +19,7 @@ from fedcsd.federation.backends.local import cores, follow_parent
 from fedcsd.paper.plan import Filter, Planned
 from fedcsd.paper.reproduce import reproduce
 from fedcsd.paper.scales import Choices
-from fedcsd.results.terminal import RunProgress, Training
+from fedcsd.results.terminal import ProgressDisplay, RunProgress
 
 
 def gpus() -> list[str]:
@@ -91,9 +91,9 @@ def interrupts_held_back(hold: bool) -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def followed(training: Training, run: Planned, rounds: int, coming: Sequence[Planned]) -> RunProgress:
+def followed(progress: ProgressDisplay, run: Planned, rounds: int, coming: Sequence[Planned]) -> RunProgress:
     """Progress of a run of a process that knows of its own work alone."""
-    return training.follow(run.label, rounds)
+    return progress.follow(run.label, rounds)
 
 
 def _help(
@@ -112,8 +112,8 @@ def _help(
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             if processes > 1:
                 memory.share(processes)
-            with Training() as training:
-                reproduce(names, choices, out, only=only, tables=False, on_start=partial(followed, training))
+            with ProgressDisplay() as progress:
+                reproduce(names, choices, out, only=only, tables=False, on_start=partial(followed, progress))
         except KeyboardInterrupt:
             print("interrupted", flush=True)
         except (UserError, RunStopped) as error:

@@ -1,29 +1,31 @@
-"""What a person sees in the terminal: progress while training, tables at the end."""
+"""The terminal: progress while something is trained or measured, and the tables and lines of results."""
 
 import math
+import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, JustifyMethod
+from rich.measure import Measurement
 from rich.progress import BarColumn, Progress, SpinnerColumn, TaskID, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from fedcsd.experiments.summary import number
 from fedcsd.federation.callbacks import Callbacks
+from fedcsd.measurements import MEASUREMENTS, number
 from fedcsd.plugins import short
 from fedcsd.results import tables
 from fedcsd.results.tables import Row
 
 console = Console(highlight=False, markup=False)
 
-PLAIN_SECONDS = 5.0  # between lines of progress where the output is not a terminal
-LOOK_SECONDS = 2.0  # between looks at what other processes have done
-LONG_SECONDS = 30.0  # of a round there, after which clients are counted
-
-
-NAME_WIDTH, HEAD_WIDTH = 20, 12  # of a method's name and a column's, before they are folded
+PLAIN_SECONDS = 5.0  # between lines of progress where the output is no terminal
+LONG_SECONDS = 30.0  # of a round there, after which the replies are counted
+LOOK_SECONDS = 2.0  # between looks at the runs of other processes
+NAME_WIDTH, HEAD_WIDTH = 20, 12  # of a method's name and of a column's, before they are folded
+BLOCKS = "▁▂▃▄▅▆▇█"
 
 
 def duration(seconds: float) -> str:
@@ -36,10 +38,10 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' if number != 1 else ''}"
 
 
-class Training:
-    """Live progress of one run after another: round, accuracy, time left.
+class ProgressDisplay:
+    """Show the progress of one piece of work after another.
 
-    On a terminal a bar that moves; elsewhere (a log file) a line every few seconds.
+    A terminal has a bar that moves; a log file gets a line every few seconds.
     """
 
     def __init__(self) -> None:
@@ -52,12 +54,12 @@ class Training:
             console=console,
         )
         self.live = console.is_terminal
-        self.current: TaskID | None = None
-        self.stepping, self.began, self.said = 0, 0.0, 0.0
-        self.waiting = 0  # runs of other processes, when that began
-        self.work, self.seconds = 0.0, 0.0  # of all runs so far; a round is work of its weight
+        self.task: TaskID | None = None
+        self.unit, self.total = "", 0
+        self.began = self.said = 0.0
+        self.work = self.seconds = 0.0  # of all rounds so far; a round counts as work of its run's weight
 
-    def __enter__(self) -> "Training":
+    def __enter__(self) -> "ProgressDisplay":
         if self.live:
             self.bar.start()
         return self
@@ -65,6 +67,30 @@ class Training:
     def __exit__(self, *_: object) -> None:
         if self.live:
             self.bar.stop()
+
+    def begin(self, label: str, total: int, unit: str, note: str = "") -> None:
+        """Start the next piece of work, with a bar of its own."""
+        self.move_up()
+        self.task = self.bar.add_task(label, total=total, unit=unit, note=note)
+        self.unit, self.total = unit, total
+        self.began = self.said = time.monotonic()
+
+    def show(self, label: str, done: int, note: str, plain: str = "") -> None:
+        """Show how much is done; `plain` is the line for a log file if it is another one."""
+        now = time.monotonic()
+        if self.live and self.task is not None:
+            self.bar.update(self.task, description=label, completed=done, total=self.total, note=note)
+        elif done == self.total or now - self.said > PLAIN_SECONDS:
+            self.said = now
+            print((plain or f"{label}: {self.unit} {done}/{self.total}  {note}").rstrip(), flush=True)
+
+    def move_up(self) -> None:
+        """Print the bar of the last piece of work as a line: many bars at once would hide the one that moves."""
+        if self.task is not None and self.live:
+            if self.unit != "run":  # which others trained
+                self.bar.print(self.bar.make_tasks_table([t for t in self.bar.tasks if t.id == self.task]))
+            self.bar.remove_task(self.task)
+        self.task, self.unit = None, ""
 
     def follow(
         self,
@@ -76,283 +102,234 @@ class Training:
         ahead: Callable[[], Sequence[float]] | None = None,
         jobs: int = 1,
     ) -> "RunProgress":
-        """Progress of one run. `more` runs of the same length come after it, unless `ahead` says how much
-        work is left of each, where a round of this one is work of `weight`; `jobs` processes do it."""
-        self.move_up()
-        progress = RunProgress(self, label, rounds, weight, ahead or (lambda: [weight * rounds] * more), jobs)
-        self.current = progress.task
-        return progress
+        """Return the callbacks that show one run.
+
+        Args:
+            more: runs of the same length that come after it
+            weight: the work of one of its rounds
+            ahead: returns the work that is left of each run after it, in place of `more`
+            jobs: processes that share this work
+        """
+        return RunProgress(self, label, rounds, weight, ahead or (lambda: [weight * rounds] * more), jobs)
 
     def wait(self, ahead: Sequence[float]) -> None:
-        """Other processes train all that is left, each run by itself: how many runs, and until when."""
-        now, text = time.monotonic(), "waiting for other processes"
-        note = f"{duration(max(ahead) * self.seconds / self.work)} left" if self.work else ""
-        if self.waiting == 0:
-            self.move_up()
-            self.waiting, self.said = len(ahead), 0.0
-            self.current = self.bar.add_task(text, total=len(ahead), note="", unit="run")
-        if self.live and self.current is not None:
-            self.bar.update(self.current, completed=self.waiting - len(ahead), note=note)
-        elif now - self.said > PLAIN_SECONDS:
-            self.said = now
-            print(f"{text}: {counted(len(ahead), 'run')}  {note}".rstrip(), flush=True)
+        """Show that other processes train all runs that are left; `ahead` is the work left of each."""
+        label = "waiting for other processes"
+        left = f"{duration(max(ahead) * self.seconds / self.work)} left" if self.work else ""
+        if self.unit != "run":
+            self.begin(label, len(ahead), "run")
+            self.said = 0.0
+        self.show(label, self.total - len(ahead), left, f"{label}: {counted(len(ahead), 'run')}  {left}")
 
     def step(self, what: str, done: int, total: int) -> None:
-        """Progress of something that is no run, such as what a picture needs."""
-        now = time.monotonic()
-        if self.stepping != total:
-            self.move_up()
-            self.stepping, self.began, self.said = total, now, now
-            self.current = self.bar.add_task(what, total=total, note="", unit="step")
-        left = f"{duration((now - self.began) / max(done, 1) * (total - done))} left" if done < total else ""
-        if self.live and self.current is not None:
-            self.bar.update(self.current, description=what, completed=done, note=left)
-        elif done == total or now - self.said > PLAIN_SECONDS:
-            self.said = now
-            print(f"{what}: step {done}/{total}  {left}".rstrip(), flush=True)
-
-    def move_up(self) -> None:
-        """What has ended moves up: a display higher than the terminal would hide what goes on."""
-        if self.current is not None and self.live:
-            if not self.waiting:
-                done = [task for task in self.bar.tasks if task.id == self.current]
-                self.bar.print(self.bar.make_tasks_table(done))
-            self.bar.remove_task(self.current)
-        self.current, self.stepping, self.waiting = None, 0, 0
+        """Show work that is no run, such as the steps of a picture."""
+        if (self.unit, self.total) != ("step", total):
+            self.begin(what, total, "step")
+        seconds = (time.monotonic() - self.began) / max(done, 1) * (total - done)
+        self.show(what, done, f"{duration(seconds)} left" if done < total else "")
 
 
 class RunProgress(Callbacks):
-    """Shows one run."""
+    """Callbacks that show one run: round, accuracy, and the time that is left."""
 
     def __init__(
         self,
-        training: Training,
+        display: ProgressDisplay,
         label: str,
         rounds: int,
         weight: float,
         ahead: Callable[[], Sequence[float]],
         jobs: int,
     ):
-        self.training, self.label, self.weight, self.jobs = training, label, weight, jobs
+        self.display, self.label, self.weight, self.jobs = display, label, weight, jobs
         self.look, self.ahead = ahead, ahead()
-        self.began = self.said = self.last = self.looked = time.monotonic()
         self.first: int | None = None
         self.note = "starting"
-        self.task = training.bar.add_task(label, total=rounds, note="starting", unit="round")
+        display.begin(label, rounds, "round", self.note)
+        self.last = self.looked = display.began
+
+    def stage(self, text: str) -> None:
+        """Show what is started before the first round; rounds are timed from here on."""
+        self.display.began = self.last = time.monotonic()
+        self._say(text)
+
+    def reply(self, function: str, done: int, clients: int) -> None:
+        now, live = time.monotonic(), self.display.live
+        if now - self.display.said > (0.2 if live else LONG_SECONDS):
+            self.display.said = now
+            self._say(f"{self.note}  " * live + f"{function} {done}/{clients}")
 
     def round(self, record: Mapping[str, Any], rounds: int) -> None:
-        now, done = time.monotonic(), record["round"]
+        display, now, done = self.display, time.monotonic(), record["round"]
         if self.first is None:
             self.first = done - 1
-        training = self.training
-        training.work, training.seconds = training.work + self.weight, training.seconds + now - self.last
+        display.total = rounds
+        display.work, display.seconds = display.work + self.weight, display.seconds + now - self.last
         self.last = now
-        # This run at its own pace; methods differ, so those to come at the pace of all so far.
-        own = (now - self.began) / (done - self.first) * (rounds - done)
         if done == rounds or now - self.looked > LOOK_SECONDS:
             self.looked, self.ahead = now, self.look()
-        pace = training.seconds / training.work
-        left = max(own, *(pace * work for work in self.ahead), (own + pace * sum(self.ahead)) / self.jobs)
         parts = [f"accuracy {100 * record['test_accuracy']:.2f} %"]
         if record.get("logit_drift") is not None:
             parts.append(f"drift {record['logit_drift']:.2f}")
-        if record["diverged"]:
-            parts.append(f"{record['diverged']} left out")
-        parts += [f"{record[name]} {name}" for name in ("refused", "late", "missing") if record.get(name)]
+        lost = (name for name in ("diverged", "refused", "late", "missing") if record.get(name))
+        parts += [f"{record[name]} {MEASUREMENTS[name].title}" for name in lost]
         if done == rounds:
-            parts.append(f"in {duration(now - self.began)}")
-        if self.ahead and (done < rounds or not self.training.live):  # else the next run's bar says it
-            parts.append(f"{duration(left)} left in all, {self.to_come}")
+            parts.append(f"in {duration(now - display.began)}")
+        own = (now - display.began) / (done - self.first) * (rounds - done)
+        if self.ahead and (done < rounds or not display.live):  # else the next run's bar says it
+            parts.append(f"{duration(self._left(own))} left in all, {self._to_come()}")
         elif done < rounds:
-            parts.append(f"{duration(left)} left")
-        self._show("  ".join(parts), done, rounds, now)
-
-    @property
-    def to_come(self) -> str:
-        return counted(len(self.ahead), "more run")
+            parts.append(f"{duration(own)} left")
+        self.note = "  ".join(parts)
+        display.show(self.label, done, self.note)
 
     def diverged(self, round: int) -> None:
-        if self.training.live:
-            self.training.bar.print(Text(f"✗ {self.label} diverged in round {round}"))
-            self.training.bar.remove_task(self.task)
-            self.training.current = None
+        text = f"{self.label} diverged in round {round}"
+        if self.display.live:
+            self.display.bar.print(Text(f"✗ {text}"))
+            if self.display.task is not None:
+                self.display.bar.remove_task(self.display.task)
+            self.display.task = None
         else:
-            more = f"  {self.to_come}" if self.ahead else ""
+            more = f"  {self._to_come()}" if self.ahead else ""
             print(f"{self.label}: diverged in round {round}{more}", flush=True)
 
-    def stage(self, text: str) -> None:
-        """Before the first round: what is being started. Rounds are timed from here on."""
-        self.began = self.last = time.monotonic()
-        if self.training.live:
-            self.training.bar.update(self.task, note=text)
+    def _say(self, text: str) -> None:
+        if self.display.live and self.display.task is not None:
+            self.display.bar.update(self.display.task, note=text)
         else:
             print(f"{self.label}: {text}", flush=True)
 
-    def reply(self, function: str, done: int, clients: int) -> None:
-        """Within a round: how many clients have answered. Without a terminal only in a long one."""
-        now = time.monotonic()
-        if now - self.said <= (0.2 if self.training.live else LONG_SECONDS):
-            return
-        self.said = now
-        if self.training.live:
-            self.training.bar.update(self.task, note=f"{self.note}  {function} {done}/{clients}")
-        else:
-            print(f"{self.label}: {function} {done}/{clients}", flush=True)
+    def _left(self, own: float) -> float:
+        """Return the seconds left of all runs: this one at its own pace, those to come at the pace of all so far."""
+        pace = self.display.seconds / self.display.work
+        return max(own, *(pace * work for work in self.ahead), (own + pace * sum(self.ahead)) / self.jobs)
 
-    def _show(self, note: str, done: int, rounds: int, now: float) -> None:
-        self.note = note
-        if self.training.live:
-            self.training.bar.update(self.task, completed=done, total=rounds, note=note)
-        elif done == rounds or now - self.said > PLAIN_SECONDS:
-            self.said = now
-            print(f"{self.label}: round {done}/{rounds}  {note}", flush=True)
-
-
-class Work:
-    """Progress of work that is not rounds: what is at work, how much of all is done, time left."""
-
-    def __init__(self, what: str):
-        self.what, self.began, self.said = what, time.monotonic(), time.monotonic()
-        self.bar = Progress(
-            SpinnerColumn(finished_text="✓"),
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[note]}", markup=False),
-            console=console,
-            transient=True,
-        )
-        self.task = self.bar.add_task("starting", total=None, note="")
-
-    def __enter__(self) -> "Work":
-        if console.is_terminal:
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def __call__(self, label: str, done: int, total: int) -> None:
-        now = time.monotonic()
-        note = f"{done}/{total} {self.what}"
-        if 0 < done < total:
-            note += f"  {duration((now - self.began) / done * (total - done))} left"
-        if console.is_terminal:
-            self.bar.update(self.task, description=label, completed=done, total=total, note=note)
-        elif now - self.said > PLAIN_SECONDS:
-            self.said = now
-            print(f"{label}: {note}", flush=True)
+    def _to_come(self) -> str:
+        return counted(len(self.ahead), "more run")
 
 
 def show_table(
-    head: Sequence[str], cells: Sequence[Sequence[str]], left: int = 1, *, wide: bool = False
-) -> None:
-    """A table; its first `left` columns are text, the others numbers. A wide one is as wide as it needs to
-    be where nothing limits it, in a log file."""
-    table = Table(header_style="bold")
-    for index, name in enumerate(head):
-        table.add_column(Text(name), overflow="fold", justify="left" if index < left else "right")
-    for row in cells:
-        table.add_row(*(Text(cell) for cell in row))
-    free = wide and not console.is_terminal
-    (
-        Console(width=table.__rich_measure__(console, console.options.update(width=1000)).maximum)
-        if free
-        else console
-    ).print(table)
+    head: Sequence[str],
+    cells: Sequence[Sequence[str]],
+    left: int = 1,
+    *,
+    wide: bool = False,
+    fit: bool = False,
+    bold: Callable[[int, str], bool] = lambda row, column: False,
+) -> list[str]:
+    """Print a table and return the names of the columns that had no room.
+
+    Args:
+        left: number of columns that are text; the others are numbers
+        wide: a log file gets the whole width
+        fit: so too, and only the first column is ever folded; a terminal that is too narrow lacks the last columns
+        bold: tells of a row's number and a column's name whether the cell stands out
+    """
+
+    def made(columns: int) -> Table:
+        table = Table(header_style="bold")
+        for index, name in enumerate(head[:columns]):
+            whole = fit and index > 0
+            side: JustifyMethod = "left" if index < left else "right"
+            heading = Text(textwrap.fill(name, HEAD_WIDTH) if whole else name)
+            least = min(NAME_WIDTH, max(len(row[0]) for row in cells)) if fit and not whole else None
+            table.add_column(heading, overflow="fold", no_wrap=whole, min_width=least, justify=side)
+        for place, row in enumerate(cells):
+            shown = zip(row[:columns], head, strict=False)
+            table.add_row(*(Text(cell, "bold green" * bold(place, name)) for cell, name in shown))
+        return table
+
+    def widths(columns: int) -> Measurement:
+        return made(columns).__rich_measure__(console, console.options.update(width=1000))
+
+    screen, columns = console, len(head)
+    if (wide or fit) and not console.is_terminal:
+        screen = Console(width=widths(columns).maximum)
+    while fit and columns > 3 and widths(columns).minimum > screen.width:
+        columns -= 1
+    screen.print(made(columns))
+    return list(head[columns:])
 
 
 def show_comparison(
     rows: Sequence[Row], seeds: Sequence[int], settings: Mapping[str, Any] | None = None
 ) -> None:
-    """The table of a comparison, the best values standing out, and what one should know of it.
-
-    Numbers are never broken. Where a terminal is too narrow, long names are folded, and then the last
-    columns are left out; a log file has all of them.
-    """
+    """Print the table of a comparison with its best values in bold, and the remarks on it."""
     head, cells = tables.table(rows)
     columns = [list(column) for column in zip(*cells, strict=True)]
     spreads = 2 + (len(rows) > 1) + any(row.own for row in rows)
     columns[1:spreads] = map(aligned, columns[1:spreads])
-    widths = [
-        max(min(len(name), HEAD_WIDTH), *map(len, column)) for name, column in zip(head, columns, strict=True)
-    ]
-    fitting = len(widths)
-    if console.is_terminal:
-        room, narrow = console.width - 1, min(widths[0], NAME_WIDTH)
-        while fitting > 3 and narrow + sum(widths[1:fitting]) + 3 * fitting > room:
-            fitting -= 1
-        widths[0] = min(widths[0], max(narrow, room - sum(widths[1:fitting]) - 3 * fitting))
-    shown = Table(header_style="bold")
-    for index in range(fitting):
-        side: JustifyMethod = "left" if index < spreads else "right"
-        shown.add_column(Text(head[index]), overflow="fold", justify=side, width=widths[index])
     best = {"accuracy (%)": tables.best_of(rows), "own data (%)": tables.best_of(rows, "own")}
-    for place, line in enumerate(zip(*columns[:fitting], strict=True)):
-        bold = [name in best and best[name][place] for name in head[:fitting]]
-        shown.add_row(*(Text(cell, "bold green" * b) for cell, b in zip(line, bold, strict=True)))
-    (console if console.is_terminal else Console(width=sum(widths) + 3 * fitting + 1)).print(shown)
-    if fitting < len(head):
-        say(f"no room here for {', '.join(head[fitting:])}: see the files below")
+    missing = show_table(
+        head,
+        list(zip(*columns, strict=True)),
+        spreads,
+        fit=True,
+        bold=lambda row, column: column in best and best[column][row],
+    )
+    if missing:
+        say(f"no room here for {', '.join(missing)}: see the files below")
     for text in [*tables.legend(rows, seeds, settings or {}), *tables.remarks(rows)]:
         say(text)
 
 
 def aligned(texts: Sequence[str]) -> list[str]:
-    """Numbers with something behind them, one above the other at the decimal point."""
+    """Pad numbers with something behind them, so that their decimal points stand below one another."""
     places = [text.find(".") for text in texts]
     return [" " * (max(places) - p) + text if p >= 0 else text for text, p in zip(texts, places, strict=True)]
 
 
 def show_run(settings: Mapping[str, Any], summary: Mapping[str, Any], finished: bool = True) -> None:
-    """The result of one run, or how far it is, as a small table."""
+    """Print the summary of one run, finished or not: its accuracy and all else that was measured."""
     method, rounds = short(settings["method"]["name"]), summary["rounds"]
 
-    def text(form: str, *keys: str, factor: float = 1.0) -> str:
-        values = [factor * number(summary.get(key)) for key in keys]
-        return form.format(*values) if all(map(math.isfinite, values)) else "–"
+    def percent(name: str) -> str:
+        value = 100 * number(summary.get(name))
+        return f"{value:.2f} %" if math.isfinite(value) else "–"
 
     last = (
         "the last ten rounds" if rounds >= 10 else f"all {rounds} rounds" if rounds > 1 else "the only round"
     )
-    best, seconds = text("{:.2f} %", "best_accuracy", factor=100), number(summary.get("seconds"))
-    at = f" in round {summary['best_round']}" if summary.get("best_round") else ""
+    best, at = percent("best_accuracy"), summary.get("best_round")
     rows = [
-        ["final accuracy" if finished else "accuracy so far", text("{:.2f} %", "final_accuracy", factor=100)],
-        [f"mean of {last}", text("{:.2f} %", "mean_of_last_ten_accuracy", factor=100)],
-        ["best round (not the result)", best + at * (best != "–")],
-        [
-            "sent to clients / by clients",
-            text("{:.2f} / {:.2f} MB", "bytes_down", "bytes_up", factor=1e-6),
-        ],
-        ["time", duration(seconds) if math.isfinite(seconds) else "–"],
+        ["final accuracy" if finished else "accuracy so far", percent("final_accuracy")],
+        [f"mean of {last}", percent("mean_of_last_ten_accuracy")],
+        ["best round (not the result)", best + f" in round {at}" * bool(at and best != "–")],
     ]
-    if "mean_logit_drift" in summary:
-        drifts = text("{:.3f} / {:.3f}", "mean_logit_drift", "mean_feature_drift")
-        rows.insert(3, ["logit / feature drift, mean", drifts])
-    for key, model in (("client_accuracy", "global model"), ("client_accuracy_personal", "own models")):
-        if f"{key}_mean" in summary:
-            figures = "{:.2f} % (worst tenth {:.2f} %)", f"{key}_mean", f"{key}_worst_decile"
-            rows.append([f"{model}, clients' own data", text(*figures, factor=100)])
-    if number(summary.get("diverged")) > 0:
-        rows.append(["left out for divergence", f"{summary['diverged']} times"])
-    if "refused" in summary:
-        rows.append(["answers refused / late / missing", "{refused} / {late} / {missing}".format(**summary)])
+    for row in MEASUREMENTS.values():
+        value = row.factor * number(summary.get(row.key))
+        if not row.summary or row.key.startswith("final_") or math.isnan(value):
+            continue
+        if row.name == "seconds":
+            rows.append(["time", duration(value)])
+        elif row.unit != "clients":
+            title = (row.column or row.title) + ", mean" * (row.summary == "mean")
+            rows.append([title, f"{value:.{row.digits}f} {row.unit}".rstrip()])
+        elif value:
+            rows.append([f"clients {row.title}", f"{value:.0f} times"])
     data = settings["data"] if isinstance(settings["data"], str) else settings["data"]["name"]
-    title = f"{method} on {data}, {settings['clients']} clients, {rounds} round{'s' * (rounds != 1)}"
+    title = f"{method} on {data}, {settings['clients']} clients, {counted(rounds, 'round')}"
     show_table(["", title], rows)
 
 
-BLOCKS = "▁▂▃▄▅▆▇█"
-
-
 def sparkline(values: Sequence[Any], width: int = 60) -> str:
-    """A curve in one line of text, from 0 to the largest value; a gap for what is no number."""
+    """Return a curve as one line of text, from 0 to the largest value, with gaps where there is no number."""
     if len(values) > width:
         values = [values[i * len(values) // width] for i in range(width)]
     top = max(tables.known([*map(number, values)]), default=1.0) or 1.0
     return "".join(BLOCKS[min(7, int(8 * v / top))] if math.isfinite(v) else " " for v in map(number, values))
 
 
+def show_written(paths: Sequence[Path]) -> None:
+    """Print the paths of files that were written, a line for those that differ in their suffix only."""
+    suffixes: dict[Path, list[str]] = {}
+    for path in paths:
+        suffixes.setdefault(path.with_suffix(""), []).append(path.suffix)
+    for stem, (first, *others) in suffixes.items():
+        say(f"written: {stem}{first}" + (f" ({', '.join(others)})" if others else ""))
+
+
 def say(text: str = "", *, bold: str = "") -> None:
-    """A line of text, never wrapped; `bold` stands before it."""
+    """Print a line of text that is never wrapped; `bold` stands before it."""
     console.print(Text.assemble((bold, "bold"), text), soft_wrap=True)

@@ -4,6 +4,7 @@ From a trained global model each method does one round of many local epochs, by 
 other round; after every epoch the local models are compared with the model they started from.
 """
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -26,10 +27,12 @@ from fedcsd.experiments.machine import backend_for
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import Run
 from fedcsd.federation.backends.protocol import Backend
-from fedcsd.messages import Reply
+from fedcsd.files import write_whole
+from fedcsd.messages import Reply, finite
 from fedcsd.methods import Method
 from fedcsd.models.network import Outputs
 from fedcsd.objectives import kl_divergence
+from fedcsd.results.analysis import forgetting
 from fedcsd.results.analysis.forgetting import Forgetting, counts
 from fedcsd.results.analysis.one_round import Report, cohort_of, next_round, observable, ready, warmed_up
 from fedcsd.results.plots import method_label
@@ -331,3 +334,15 @@ def _over_rounds(axis: Axes, study: Drift, title: str) -> None:
             colour = COLOURS[5] if local else COLOURS[6]
             axis.plot(*zip(*points, strict=True), color=colour, linestyle="--" if train else "-", label=name)
     dress(axis, title, xlabel="round", ylabel="accuracy (%)")
+
+
+def write(study: Drift, folder: Path) -> list[Path]:
+    """Write both pictures of a study, and its numbers as JSON; return the paths."""
+    numbers = folder / "drift.json"
+    written = [
+        *draw(study, folder / "drift"),
+        *forgetting.draw(study.forgetting, folder / "forgetting"),
+        numbers,
+    ]
+    write_whole(numbers, (json.dumps(finite(study.to_json())) + "\n").encode())
+    return written

@@ -24,7 +24,17 @@ from fedcsd.experiments.experiment import Experiment
 from fedcsd.experiments.running import Run
 from fedcsd.messages import Reply
 from fedcsd.methods import Method, methods
-from fedcsd.results.analysis.one_round import Report, cohort_of, next_round, observable, ready, warmed_up
+from fedcsd.naming import free
+from fedcsd.results.analysis.one_round import (
+    Report,
+    cohort_of,
+    latest,
+    next_round,
+    observable,
+    ready,
+    warmed_up,
+)
+from fedcsd.results.plots import labels_of
 from fedcsd.results.style import COLOURS, COLUMN, PAGE, lettered, printed, verbatim
 from fedcsd.weights import Weights
 
@@ -110,6 +120,15 @@ def picture(
     numbers = stem.with_name(stem.name + ".json")
     numbers.write_text(json.dumps([cloud.to_json() for cloud in clouds]) + "\n", encoding="utf-8")
     return [*written, numbers]
+
+
+def labelled(paths: Sequence[Path]) -> dict[str, Run]:
+    """Return the runs in these folders by label."""
+    runs: dict[str, Run] = {}
+    found = [latest(path) for path in paths]
+    for label, run in zip(labels_of([run.settings for run in found]), found, strict=True):
+        runs[free(label, runs)] = run
+    return runs
 
 
 def table(saved: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:

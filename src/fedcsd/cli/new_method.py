@@ -1,4 +1,4 @@
-"""`fedcsd new-method`: a file to start a method of one's own from."""
+"""`fedcsd new-method`: a file to start your own method from."""
 
 import ast
 import builtins
@@ -9,8 +9,7 @@ from pathlib import Path
 
 import rich_click as click
 
-from fedcsd.errors import UserError
-from fedcsd.files import writing
+from fedcsd.errors import UserError, reason
 
 
 @click.command(name="new-method")
@@ -30,12 +29,13 @@ def new_method(path: Path, name: str | None) -> None:
     default = class_name(path)
     name = default if name is None else name
     text = method_text(path.name, name)
-    with writing(path):
-        try:
-            with open(path, "x", encoding="utf-8") as file:
-                file.write(text)
-        except FileExistsError:
-            raise UserError(f"{path} exists already: choose another name") from None
+    try:
+        with open(path, "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UserError(f"{path} exists already: choose another name") from None
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {reason(error)}") from None
     own = shlex.quote(f"{path}:{name}")
     print(f"written: {path}")
     print(f"run it:      fedcsd run --method {own}")
@@ -44,7 +44,7 @@ def new_method(path: Path, name: str | None) -> None:
 
 
 def class_name(path: Path) -> str:
-    """`MyMethod` for my_method.py."""
+    """Return the class's name for a file: MyMethod for my_method.py."""
     if path.suffix != ".py":
         raise UserError(f"{path.name} is no Python file: its name must end in .py")
     if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
@@ -55,7 +55,7 @@ def class_name(path: Path) -> str:
 
 
 def method_text(file: str, name: str) -> str:
-    """The template with this file's and class's name in it."""
+    """Return the template with the names of the file and its class in it."""
     from importlib.resources import files  # slow to import, and nothing else here needs it
 
     text = files("fedcsd").joinpath("templates/my_method.py").read_text(encoding="utf-8")
@@ -69,6 +69,6 @@ def method_text(file: str, name: str) -> str:
         raise UserError(f"{name!r} is no name for a class: use letters and digits, such as --name MyMethod")
     if name in imported or name in dir(builtins):
         raise UserError(f"{name} is the name of something else: choose another with --name, such as My{name}")
-    # By functions, so that a backslash in a name stays one.
+    # Replacement by a function keeps a backslash in a name.
     text = re.sub(r"\bmy_method\.py\b", lambda _: file, text)
     return re.sub(r"\bMyMethod\b", lambda _: name, text)
