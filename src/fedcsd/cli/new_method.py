@@ -9,7 +9,8 @@ from pathlib import Path
 
 import rich_click as click
 
-from fedcsd.errors import UserError, reason
+from fedcsd.errors import UserError
+from fedcsd.files import writing
 
 
 @click.command(name="new-method")
@@ -29,13 +30,10 @@ def new_method(path: Path, name: str | None) -> None:
     default = class_name(path)
     name = default if name is None else name
     text = method_text(path.name, name)
-    try:
-        with open(path, "x", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UserError(f"{path} exists already: choose another name") from None
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {reason(error)}") from None
+    if path.exists():
+        raise UserError(f"{path} exists already: choose another name")
+    with writing(path):
+        path.write_text(text, encoding="utf-8")
     own = shlex.quote(f"{path}:{name}")
     print(f"written: {path}")
     print(f"run it:      fedcsd run --method {own}")

@@ -1,6 +1,5 @@
 """`fedcsd partition`: the samples that each client would hold."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from fedcsd.cli.options import (
 )
 from fedcsd.config import Settings
 from fedcsd.config.options import names_where
-from fedcsd.errors import UserError, reason
+from fedcsd.errors import UserError
 
 
 @click.command()
@@ -48,7 +47,7 @@ def partition(
 
     from fedcsd.data.partition import packed
     from fedcsd.experiments.experiment import deal
-    from fedcsd.files import write_whole
+    from fedcsd.files import write_whole, writing
     from fedcsd.results.partitions import plot_partition, table_of
     from fedcsd.results.style import SUFFIXES
     from fedcsd.results.terminal import say, show_table
@@ -57,14 +56,12 @@ def partition(
         raise UserError(f"--plot writes .png, .svg or .pdf, not {plot.name}")
     data, parts, held = deal(values)
     show_table(*table_of(data, parts))
-    for option, path, write in (
-        ("--plot", plot, partial(plot_partition, data, parts)),
-        ("--save", save, partial(write_whole, content=packed(parts, held, len(data.y_train)))),
-    ):
-        if path:
-            try:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                write(path)
-            except (OSError, ValueError) as error:
-                raise UserError(f"cannot write {path}: {reason(error)}: choose another {option}") from None
-            say(f"written: {path}")
+    if plot:
+        with writing(plot, "choose another --plot"):
+            plot.parent.mkdir(parents=True, exist_ok=True)
+            plot_partition(data, parts, plot)
+    if save:
+        with writing(save, "choose another --save"):
+            write_whole(save, packed(parts, held, len(data.y_train)))
+    for path in filter(None, (plot, save)):
+        say(f"written: {path}")

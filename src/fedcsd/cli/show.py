@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 import rich_click as click
 
 from fedcsd.cli.trained_runs import run_argument
-from fedcsd.errors import end, note, reason
-from fedcsd.naming import short
+from fedcsd.errors import UserError, end, note
+from fedcsd.files import writing
+from fedcsd.plugins import short
 
 if TYPE_CHECKING:
     from fedcsd.experiments.running import Run
@@ -25,10 +26,11 @@ def show(path: Path) -> None:
         show_paths(path / "report.html")
         return
 
+    from fedcsd.experiments.archive import is_run
     from fedcsd.experiments.summary import left_in, progress_of
     from fedcsd.results.terminal import say, show_table
 
-    if not (path / "config.toml").exists() and (runs := progress_of(path)):
+    if not is_run(path) and (runs := progress_of(path)):
         show_table(["run", "rounds", "accuracy (%)"], runs)
         say(left_in(path))
         for other in sorted(path.glob("*/comparison.json")):
@@ -39,11 +41,11 @@ def show(path: Path) -> None:
 
 def show_one(path: Path) -> None:
     """Print how far a run is, what was changed in it, and how to continue it."""
-    from fedcsd.experiments.run_folder import RunDirectory
+    from fedcsd.experiments.archive import open_run
     from fedcsd.experiments.summary import summarise
     from fedcsd.results.terminal import say, show_run, sparkline
 
-    run = RunDirectory.open(path)
+    run = open_run(path)
     settings, history, summary, divergence = run.settings, run.history(), run.summary, run.divergence
     if not history and not divergence:
         say(f"{path} has no finished round yet: `fedcsd resume {path}` goes on with it")
@@ -80,11 +82,12 @@ def show_finished(run: "Run") -> None:
     say(f"run:    {run.path}")
     curves = run.path / "curves.png"
     try:
-        plot_curves({short(run.settings["method"]["name"]): [run.history]}, curves)
+        with writing(curves):
+            plot_curves({short(run.settings["method"]["name"]): [run.history]}, curves)
         say(f"curves: {curves}")
         show_report(run.path)
-    except OSError as error:
-        note(f"cannot write {curves}: {reason(error)}")
+    except UserError as error:  # training is over and saved
+        note(str(error))
     except KeyboardInterrupt as error:
         end(error, cause=f"{run.path} is finished, its pictures are not")
         raise

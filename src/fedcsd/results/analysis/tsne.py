@@ -24,7 +24,7 @@ from fedcsd.experiments.experiment import Experiment
 from fedcsd.experiments.running import Run
 from fedcsd.messages import Reply
 from fedcsd.methods import Method, methods
-from fedcsd.naming import free
+from fedcsd.plugins import free
 from fedcsd.results.analysis.one_round import (
     Report,
     cohort_of,
