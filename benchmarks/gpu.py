@@ -116,7 +116,7 @@ def rounds(experiment: Experiment, number: int) -> tuple[list[float], dict[str, 
     """Seconds of whole rounds, and what is known after the last."""
     settings = experiment.settings
     torch.cuda.reset_peak_memory_stats()
-    backend = DeviceBackend(experiment.site(), settings.engine, settings.workers)
+    backend = DeviceBackend(experiment.worker(), settings.engine, settings.workers)
     federation = Federation(experiment, backend)
     seconds = []
     try:
@@ -128,7 +128,7 @@ def rounds(experiment: Experiment, number: int) -> tuple[list[float], dict[str, 
     finally:
         backend.close()
     facts = {
-        "engine": backend.chosen,
+        "engine": backend.engine,
         "accuracy": federation.record["test_accuracy"],
         "gigabytes": torch.cuda.max_memory_allocated() / 1e9,
         "first_round": seconds[0],

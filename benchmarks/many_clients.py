@@ -85,7 +85,7 @@ def main() -> None:
     watch = Peak()
     runs = {}
     for name, experiment in (("100 clients", small), ("10,000 clients", large)):
-        backend = LocalBackend(experiment.site(), experiment.network.layout, cores())
+        backend = LocalBackend(experiment.worker(), experiment.network.layout, cores())
         runs[name] = Federation(experiment, backend), backend
     before = watch.now()
     watch.start()

@@ -42,7 +42,7 @@ def federation(name: str, data: Dataset, options: argparse.Namespace) -> Federat
     }
     experiment = prepare(values, data=data)
     engine = "eager" if options.device == "cpu" else "auto"
-    return Federation(experiment, DeviceBackend(experiment.site(), engine))
+    return Federation(experiment, DeviceBackend(experiment.worker(), engine))
 
 
 def measure(names: list[str], options: argparse.Namespace) -> dict[str, dict[str, Any]]:

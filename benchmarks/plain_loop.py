@@ -121,7 +121,7 @@ def main() -> None:
     values = {"data": "given from Python", "epochs": 2, "beta": 0.5, "lr": 0.01, "model": "simple_cnn"}
     experiment = prepare(values, method=FedAvg(), data=images(arguments.samples))
     plain = PlainLoop(experiment)
-    backend = LocalBackend(experiment.site(), experiment.network.layout, arguments.workers)
+    backend = LocalBackend(experiment.worker(), experiment.network.layout, arguments.workers)
     federation = Federation(experiment, backend)
     contenders: dict[str, Callable[[], object]] = {
         "plain PyTorch loop": plain.round,

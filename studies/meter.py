@@ -22,7 +22,7 @@ from fedcsd.federation.callbacks import Callbacks
 from fedcsd.federation.evaluation import Record
 from fedcsd.federation.rounds import Federation
 from fedcsd.messages import Reply
-from fedcsd.training.workspace import Site
+from fedcsd.training.worker import Worker
 
 SPAN, LANE = "meter: from, to", "meter: lane"
 Span = tuple[float, float]
@@ -82,7 +82,7 @@ class Meter(Callbacks):
         (RunDirectory, "record"),
         (RunDirectory, "checkpoint"),
         *((backend, name) for backend in (LocalBackend, DeviceBackend) for name in ("evaluate", "ask")),
-        (Site, "answer"),
+        (Worker, "answer"),
     ]
     LABELS: ClassVar[dict[str, str]] = {
         "step": "step",
@@ -176,12 +176,12 @@ class Meter(Callbacks):
 
 
 def _span_answers() -> None:
-    """Let each answer of a site say when it was worked on, and in which process."""
-    inner = Site.answer
+    """Let each answer of a worker say when it was worked on, and in which process."""
+    inner = Worker.answer
 
-    def answer(site: Site, request: Any, number: int, state: Any) -> Reply:
+    def answer(worker: Worker, request: Any, number: int, state: Any) -> Reply:
         began = clock()
-        reply = inner(site, request, number, state)
+        reply = inner(worker, request, number, state)
         return replace(reply, notes={**reply.notes, SPAN: (began, clock()), LANE: (os.getpid(), 0)})
 
-    Site.answer = answer  # type: ignore[method-assign, assignment]
+    Worker.answer = answer  # type: ignore[method-assign, assignment]

@@ -53,7 +53,7 @@ def experiment_of(work: Work) -> Experiment:
 def main() -> None:
     folder, rounds, marks = arguments()
     experiment = experiment_of(read(Path(folder)))
-    backend = LocalBackend(experiment.site(), experiment.network.layout, cores())
+    backend = LocalBackend(experiment.worker(), experiment.network.layout, cores())
     federation = Federation(experiment, backend)
     marks.round(0.0)
     for _ in range(rounds):

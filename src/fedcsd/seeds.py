@@ -26,7 +26,7 @@ def torch_seed(seed: int, purpose: str, *place: int) -> int:
     return int(_sequence(seed, purpose, *place).generate_state(1, np.uint64)[0] >> 1)
 
 
-def start(seed: int, *, cuda: bool) -> None:
+def start(seed: int, *, cuda: bool = False) -> None:
     """Start the process's generators, the GPU's only if `cuda`; torch.manual_seed looks for every kind of device."""
     torch.default_generator.manual_seed(seed)
     if cuda:
@@ -55,6 +55,22 @@ def drawn_since(seed: int, *, cuda: bool) -> bool:
     with kept(cuda=cuda):
         start(seed, cuda=cuda)
         return not all(map(torch.equal, now, _states(cuda=cuda)))
+
+
+class Watched:
+    """A start of the process's generators that notices draws from them."""
+
+    def __init__(self, *, cuda: bool):
+        self.cuda, self._drawn = cuda, False
+        self._seed: int | None = None
+
+    def start(self, seed: int) -> None:
+        self._drawn, self._seed = self.drawn(), seed
+        start(seed, cuda=self.cuda)
+
+    def drawn(self) -> bool:
+        """Tell if anything was drawn since the first start."""
+        return self._drawn or (self._seed is not None and drawn_since(self._seed, cuda=self.cuda))
 
 
 class Stream(AbstractContextManager[None]):

@@ -156,7 +156,7 @@ def test_per_client_accuracy_is_that_of_each_client_s_own_data() -> None:
     assert record["client_accuracy_std"] == pytest.approx(np.std(expected))
     local = []
     for k, rows in enumerate(experiment.held):
-        network.load(experiment.site().answer(Request(0, "train", {"weights": before}), k, {}).weights)
+        network.load(experiment.worker().answer(Request(0, "train", {"weights": before}), k, {}).weights)
         with torch.no_grad():
             out = network(data.images(data.x_train[rows])).logits.argmax(1)
         local.append(float((out == data.y_train[rows]).float().mean()))
@@ -229,13 +229,13 @@ def test_augmentation_is_for_training_only() -> None:
     results = {}
     for augment in ("none", "cifar"):
         experiment = small(FedCSD(), dataset=load_arrays(x, y), augment=augment, clients=2)
-        site = experiment.site()
+        worker = experiment.worker()
         values = {"weights": experiment.weights, "teacher": experiment.weights}
-        prototypes = site.answer(Request(0, "prototypes", values), 0, {})["prototypes"]
-        logits = site.evaluate(Request(0, "evaluate", values), 0)["correct"]
-        train = site.answer(Request(0, "train", {**values, "prototypes": torch.eye(3)}), 0, {}).weights.flat
+        prototypes = worker.answer(Request(0, "prototypes", values), 0, {})["prototypes"]
+        logits = worker.evaluate(Request(0, "evaluate", values), 0)["correct"]
+        train = worker.answer(Request(0, "train", {**values, "prototypes": torch.eye(3)}), 0, {}).weights.flat
         again = (
-            experiment.site()
+            experiment.worker()
             .answer(Request(0, "train", {**values, "prototypes": torch.eye(3)}), 0, {})
             .weights.flat
         )

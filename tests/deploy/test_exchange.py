@@ -178,7 +178,7 @@ def test_prototypes_can_be_hidden(tmp_path: Path) -> None:
         prototype_noise=0.5,
     )
     for k, reply in enumerate(seen):
-        site = next(iter(grid.nodes[100 + k].places.values())).site
+        site = next(iter(grid.nodes[100 + k].places.values())).worker.workspace
         counts = torch.bincount(site.data.y_train[site.parts[k]], minlength=10)
         assert reply.arrays["v.held"].tolist() == (counts >= 60).tolist()
         hidden = reply.arrays["v.prototypes"][~reply.arrays["v.held"]]

@@ -116,7 +116,7 @@ def checks() -> tuple[Checks, Request, Parcel, int]:
     experiment = prepare({"method": "scaffold", "clients": 3, "epochs": 1, "beta": 1.0})
     variate = torch.zeros_like(experiment.weights.parameters)
     request = Request(0, "train", {"weights": experiment.weights, "variate": variate})
-    reply = packed(experiment.site().answer(request, 1, {}))
+    reply = packed(experiment.worker().answer(request, 1, {}))
     return Checks(experiment, Deployment()), request, reply, len(experiment.parts[1])
 
 

@@ -42,7 +42,7 @@ class Fragile(package.FedAvg):
     seed: int = 1
 
     def train(self, client: Client, weights: Weights) -> Values:
-        settings = client.site.settings
+        settings = client.settings
         bad = client.round + 1 >= self.when and settings.seed == self.seed and client.number == 0
         factor = math.inf if bad and settings.lr > 0.005 else 1.0
         return client.train(weights, lambda batch: factor * self.loss(batch))

@@ -117,7 +117,7 @@ def trained(prepared: Experiment, engine: str = "", rounds: int = 3) -> Federati
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         settings = prepared.settings
-        backend = DeviceBackend(prepared.site(), engine or settings.engine, settings.workers)
+        backend = DeviceBackend(prepared.worker(), engine or settings.engine, settings.workers)
         federation = Federation(prepared, backend)
         for _ in range(rounds):
             federation.step()

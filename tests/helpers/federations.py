@@ -39,7 +39,7 @@ def assert_found_by_workers(experiment: Experiment) -> None:
     request = Request(0, "train", {"weights": experiment.weights})
     results = []
     for start in ("fork", "spawn"):
-        backend = LocalBackend(experiment.site(), experiment.network.layout, 1, start)
+        backend = LocalBackend(experiment.worker(), experiment.network.layout, 1, start)
         try:
             results.append([reply.weights.flat for reply in backend.ask(request, range(2), {})])
         finally:
@@ -51,15 +51,14 @@ class Here(Backend):
     """Clients in this process, one after another."""
 
     def __init__(self, experiment: Experiment):
-        self.site = experiment.site()
+        self.worker = experiment.worker()
 
     def ask(self, request, clients, states):
-        return (self.site.answer(request, k, states.get(k, {})) for k in clients)
+        return (self.worker.answer(request, k, states.get(k, {})) for k in clients)
 
     def evaluate(self, round: int, weights: Weights) -> Evaluation:
         request = Request(round, "evaluate", {"weights": weights}, "evaluate")
-        replies = [self.site.evaluate(request, block) for block in range(len(self.site.blocks))]
-        return Evaluation.of_blocks(replies, len(self.site.data.y_test))
+        return Evaluation.of_blocks(*self.worker.evaluate_all(request))
 
 
 def one_class_net() -> nn.Module:

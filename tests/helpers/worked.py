@@ -127,5 +127,7 @@ def doubled(*first: float) -> Any:
 def personal(federation: Federation, client: int) -> dict[str, Tensor]:
     """The model that a client would use for itself, by name."""
     experiment = federation.setup
-    here = Client(experiment.site(), client, federation.round, dict(federation.states.get(client, {})))
+    here = Client(
+        experiment.worker().workspace, client, federation.round, dict(federation.states.get(client, {}))
+    )
     return experiment.method.personal(here, federation.server.weights).named()

@@ -115,7 +115,7 @@ def prepared(method: Any, setting: Setting) -> Experiment:
 def backends(experiment: Experiment, name: str, setting: Setting) -> list[Any]:
     """BatchNorm and teachers of each client's own are not stacked."""
     own = name == "fedcsd:authors" or (name == "moon" and setting.values["augment"] != "none")
-    stacked = [] if setting.norm or own else [DeviceBackend(experiment.site(), "stacked")]
+    stacked = [] if setting.norm or own else [DeviceBackend(experiment.worker(), "stacked")]
     return [Here(experiment), *stacked]
 
 
@@ -134,7 +134,7 @@ def equal(federation: Federation, records: list[Any], want: Result, world: World
         for k, state in kept.items():
             close(states[k][entry], state, names)
     for k, state in want.personal.items():
-        client = Client(experiment.site(), k, ROUNDS, dict(states.get(k, {})))
+        client = Client(experiment.worker().workspace, k, ROUNDS, dict(states.get(k, {})))
         close(experiment.method.personal(client, weights), state, names)
     for t, record in enumerate(records):
         for measure, values in world.measured[t].items():

@@ -109,7 +109,7 @@ def test_classes_of_one_client_and_of_none() -> None:
     federation.server.prototypes = torch.full((4, 4), 5.0)
     record = federation.step()
     assert federation.server.prototypes[3].tolist() == [5.0] * 4
-    client = Client(experiment.site(), 1, 0)
+    client = Client(experiment.worker().workspace, 1, 0)
     own = client.outputs(experiment.weights).logits.mean(0)
     torch.testing.assert_close(federation.server.prototypes[2], own)
     assert np.isfinite(record["train_loss"])
@@ -118,7 +118,7 @@ def test_classes_of_one_client_and_of_none() -> None:
 def test_clients_tell_which_classes_they_hold_and_not_how_many() -> None:
     experiment = small(FedCSD())
     values = {"weights": experiment.weights, "teacher": experiment.weights}
-    reply = experiment.site().answer(Request(0, "prototypes", values), 0, {})
+    reply = experiment.worker().answer(Request(0, "prototypes", values), 0, {})
     assert set(reply.values) == {"prototypes", "held"}
     assert reply["held"].dtype == torch.bool
     held = set(experiment.data.y_train[torch.from_numpy(experiment.parts[0])].tolist())
@@ -190,7 +190,7 @@ def test_what_it_measures(mask: Any, kept: int, wrong_filtered: int, right_lost:
     """A teacher sure about all samples but three: wrong by far, wrong by little, and undecided, which counts as
     right for the first class but is not above 1/C."""
     method = FedCSD(mask=mask)
-    client = Client(small(method, partition="iid").site(), 0, 0)
+    client = Client(small(method, partition="iid").worker().workspace, 0, 0)
     n, y = client.samples, client.labels
     logits = torch.nn.functional.one_hot(y, 3).float()
     far, near, undecided = *(y != 0).nonzero()[:2, 0].tolist(), int((y == 0).nonzero()[0])

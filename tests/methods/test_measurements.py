@@ -72,7 +72,7 @@ def test_nor_are_they_by_a_training_s_name_or_stacked_or_recorded() -> None:
         Federation(experiment, Here(experiment)).step()
     experiment = small(BoastfulLoss("train_loss"))
     with pytest.raises(MethodFailed, match="measures train_loss, which is the run's own"):
-        Federation(experiment, DeviceBackend(experiment.site(), "stacked")).step()
+        Federation(experiment, DeviceBackend(experiment.worker(), "stacked")).step()
     batch = Batch(torch.zeros(2, 3), torch.zeros(2, 1), torch.tensor([0, 1]), {}, {})
     with pytest.raises(ValueError, match="measures train_loss, which is the run's own"):
         tally({}, batch, BoastfulLoss("train_loss").loss(batch))

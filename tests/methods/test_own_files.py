@@ -105,7 +105,7 @@ def test_spawned_workers_never_load_a_file_that_has_changed(name: str) -> None:
         write("other.py", SCALED.replace("1.0", "2.0"))
         write("lab/other.py", SCALED.replace("1.0", "2.0"))
         with pytest.raises(RunStopped, match=r"other.py has changed since the run loaded it"):
-            LocalBackend(experiment.site(), experiment.network.layout, 1, "spawn")
+            LocalBackend(experiment.worker(), experiment.network.layout, 1, "spawn")
     finally:
         sys.modules.pop("lab.other", None), sys.modules.pop("lab", None)
 

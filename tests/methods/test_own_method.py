@@ -153,7 +153,7 @@ def test_random_numbers_of_a_method_are_reproducible() -> None:
 
 def test_two_trainings_of_a_client_in_a_round_see_different_batches() -> None:
     experiment = small(FedAvg())
-    client = Client(experiment.site(), 0, 0)
+    client = Client(experiment.worker().workspace, 0, 0)
     first, second = (client.train(experiment.weights, FedAvg().loss)["weights"].flat for _ in range(2))
     assert not torch.equal(first, second)
     assert client.notes["train_loss"][1] == 2 * 2 * client.samples

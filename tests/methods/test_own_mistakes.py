@@ -98,7 +98,7 @@ class Bad(FedAvg):
         ("state", r"client \d failed: TypeError: the state's 'x' is a str: only weights, .*kept\n"),
         (
             "each",
-            r"the loss is of shape \[\d+, \d+\]: .* a sample, here \[\d+\], or their mean \(test_own_mistakes\.py, line \d+\)",
+            r"the loss has shape \[\d+, \d+\]: .* for each sample, here \[\d+\], or their mean \(test_own_mistakes\.py, line \d+\)",
         ),
         ("lost", "gradient= must change the gradient in place"),
         (
@@ -110,7 +110,7 @@ class Bad(FedAvg):
             r"the method's round\(\) failed: TypeError: server\.note must be .* \(test_own_mistakes\.py",
         ),
         ("tensor", r"server\.weights must be weights, .*; it is a Tensor \(test_own_mistakes\.py"),
-        ("measure", r"the loss measures 'mean' as \[\]: give one number a sample, here \[\d+\]"),
+        ("measure", r"the loss measures 'mean' with shape \[\]: return a number for each sample, here \[\d+\]"),
     ],
 )
 def test_mistakes_in_a_method_are_named(kind: str, message: str) -> None:
@@ -154,7 +154,7 @@ def made(**functions: Callable[..., Any]) -> FedAvg:
         ),
         ({"loss": lambda self, batch: batch.cross_entropy.detach()}, "the loss does not depend on the model's"),
         ({"loss": lambda self, batch: None}, "the loss must be a tensor; it is a NoneType"),
-        ({"loss": lambda self, batch: batch.logits.mean(0)}, r"it must be one number a sample, here \[\d+\], or"),
+        ({"loss": lambda self, batch: batch.logits.mean(0)}, r"it must be a number for each sample, here \[\d+\], or"),
     ],
 )  # fmt: skip
 def test_what_a_client_s_half_gives_is_checked(
@@ -174,8 +174,8 @@ def test_what_a_client_s_half_gives_is_checked(
 def test_clients_that_are_trained_as_one_are_told_the_same(loss: Callable[..., Any], message: str) -> None:
     experiment = small(made(loss=loss))
     with pytest.raises(MethodFailed, match=message):
-        Federation(experiment, DeviceBackend(experiment.site(), "stacked")).step()
-    Federation(small(), DeviceBackend(small().site(), "stacked")).step()
+        Federation(experiment, DeviceBackend(experiment.worker(), "stacked")).step()
+    Federation(small(), DeviceBackend(small().worker(), "stacked")).step()
 
 
 class Narrow(FedAvg):

@@ -218,7 +218,7 @@ def test_workers_never_load_a_file_that_has_changed(nets: Path) -> None:
     experiment = experiment_of(nets)
     nets.write_text(NETS.replace("ReLU", "Tanh"))
     with pytest.raises(RunStopped, match=r"nets.py has changed since the run loaded it, .*: restore it"):
-        LocalBackend(experiment.site(), experiment.network.layout, 1, "spawn")
+        LocalBackend(experiment.worker(), experiment.network.layout, 1, "spawn")
 
 
 def test_it_goes_to_the_sites_with_the_app(nets: Path, fedcsd: Fedcsd, tmp_path: Path) -> None:

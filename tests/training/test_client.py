@@ -21,9 +21,8 @@ from fedcsd.federation.rounds import Federation
 from fedcsd.messages import Request
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.models.network import Network
-from fedcsd.training import Client
-from fedcsd.training.task import Batch, batches
-from fedcsd.training.workspace import Site
+from fedcsd.training import Batch, Client
+from fedcsd.training.task import batches
 from helpers.federations import Here, blobs, one_class_net, small
 
 
@@ -115,10 +114,10 @@ def test_a_sample_left_over_joins_a_batch_where_there_is_batch_norm() -> None:
         experiment = small(Seen(), **({"factory": factory} if factory else {}))
         parts = [np.arange(33), np.array([40])]
         experiment = Experiment(**{**vars(experiment), "parts": parts})
-        site = experiment.site()
+        worker = experiment.worker()
         for k, expected in enumerate(sizes):
             seen.clear()
-            reply = site.answer(Request(0, "train", {"weights": experiment.weights}), k, {})
+            reply = worker.answer(Request(0, "train", {"weights": experiment.weights}), k, {})
             assert not reply.problem
             assert seen == 2 * expected
             assert reply["steps"] == len(seen)
@@ -139,8 +138,8 @@ def test_an_epoch_is_cut_into_batches(samples: int, batch: int, norms: bool) -> 
 def test_batch_norm_statistics_are_averaged_and_integers_are_not() -> None:
     experiment = small(FedAvg(), factory=one_class_net, epochs=1)
     federation = Federation(experiment, Here(experiment))
-    site, request = experiment.site(), Request(0, "train", {"weights": experiment.weights})
-    replies = [site.answer(request, k, {}) for k in range(4)]
+    worker, request = experiment.worker(), Request(0, "train", {"weights": experiment.weights})
+    replies = [worker.answer(request, k, {}) for k in range(4)]
     federation.step()
     total = sum(r.samples for r in replies)
     means = sum(r.samples * r.weights.named()["1.running_mean"].double() for r in replies) / total
@@ -151,21 +150,21 @@ def test_batch_norm_statistics_are_averaged_and_integers_are_not() -> None:
 def test_training_depends_on_seed_round_and_client_only() -> None:
     experiment = small(FedAvg(), factory=one_class_net)
     request = Request(3, "train", {"weights": experiment.weights})
-    site = experiment.site()
-    first = site.answer(request, 2, {}).weights.flat
-    site.answer(Request(3, "train", {"weights": experiment.weights}), 1, {})
+    worker = experiment.worker()
+    first = worker.answer(request, 2, {}).weights.flat
+    worker.answer(Request(3, "train", {"weights": experiment.weights}), 1, {})
     torch.manual_seed(99)
-    assert torch.equal(site.answer(request, 2, {}).weights.flat, first)
-    assert torch.equal(experiment.site().answer(request, 2, {}).weights.flat, first)
-    other = site.answer(Request(4, "train", {"weights": experiment.weights}), 2, {})
+    assert torch.equal(worker.answer(request, 2, {}).weights.flat, first)
+    assert torch.equal(experiment.worker().answer(request, 2, {}).weights.flat, first)
+    other = worker.answer(Request(4, "train", {"weights": experiment.weights}), 2, {})
     assert not torch.equal(other.weights.flat, first)
 
 
 def test_frozen_outputs_are_looked_up_by_row() -> None:
     """What a loss is given for a frozen network is that network's output on the batch's own images."""
     experiment = small(FedAvg())
-    site = experiment.site()
-    client = Client(site, 0, 0)
+    worker = experiment.worker()
+    client = Client(worker.workspace, 0, 0)
     seen = []
 
     def loss(batch):
@@ -182,7 +181,7 @@ def test_frozen_outputs_are_looked_up_by_row() -> None:
 
 def test_the_gradient_hook_changes_the_step() -> None:
     experiment = small(FedAvg(), lr=0.1, momentum=0.0, weight_decay=0.0, epochs=1, batch_size=1000)
-    client = Client(experiment.site(), 0, 0)
+    client = Client(experiment.worker().workspace, 0, 0)
 
     def zero_loss(batch):
         return batch.logits.sum() * 0
@@ -194,7 +193,7 @@ def test_the_gradient_hook_changes_the_step() -> None:
 
 def test_divergence_is_reported_not_raised() -> None:
     experiment = small(FedAvg(), lr=1e30)
-    reply = experiment.site().answer(Request(0, "train", {"weights": experiment.weights}), 0, {})
+    reply = experiment.worker().answer(Request(0, "train", {"weights": experiment.weights}), 0, {})
     assert "no longer finite" in reply.problem
     federation = Federation(experiment, Here(experiment))
     with pytest.raises(Diverged, match=r"round 1, client \d.*--lr, now 1e\+30"):
@@ -209,7 +208,7 @@ def test_a_skipped_client_is_left_out_and_counted() -> None:
     federation = Federation(experiment, Here(experiment))
     record = federation.step()
     assert (record["clients"], record["diverged"]) == (1, 1)
-    alone = experiment.site().answer(Request(0, "train", {"weights": experiment.weights}), 1, {})
+    alone = experiment.worker().answer(Request(0, "train", {"weights": experiment.weights}), 1, {})
     assert torch.equal(federation.server.weights.flat, alone.weights.flat)
 
 
@@ -241,12 +240,13 @@ def test_cohorts_are_a_function_of_seed_and_round() -> None:
 
 def test_drift_is_measured_against_the_round_s_start() -> None:
     experiment = small(FedAvg(), track_drift=True)
-    site = experiment.site()
-    reply = site.answer(Request(0, "train", {"weights": experiment.weights}), 0, {})
-    network = site.frozen("check", experiment.weights)
-    start = site.forward(network, experiment.data.x_test, site.probe_rows)
+    worker = experiment.worker()
+    reply = worker.answer(Request(0, "train", {"weights": experiment.weights}), 0, {})
+    workspace = worker.workspace
+    network = workspace.frozen("check", experiment.weights)
+    start = workspace.forward(network, experiment.data.x_test, workspace.probe_rows)
     network.load(reply.weights)
-    end = site.forward(network, experiment.data.x_test, site.probe_rows)
+    end = workspace.forward(network, experiment.data.x_test, workspace.probe_rows)
     p, q = torch.softmax(start.logits.double(), 1), torch.softmax(end.logits.double(), 1)
     total, count = reply.notes["logit_drift"]
     assert total / count == pytest.approx(float((p * (p / q).log()).sum(1).mean()), rel=1e-4)
@@ -254,11 +254,11 @@ def test_drift_is_measured_against_the_round_s_start() -> None:
     assert total / count == pytest.approx(float((end.features - start.features).norm(dim=1).mean()), rel=1e-5)
 
 
-def test_site_is_the_only_place_with_networks() -> None:
+def test_a_workspace_is_the_only_place_with_networks() -> None:
     """Nothing grows with the number of clients: one student and one frozen copy serve them all."""
     experiment = small(fedcsd.FedCSD(), clients=10)
-    site: Site = experiment.site()
+    worker = experiment.worker()
     request = {"weights": experiment.weights, "teacher": experiment.weights, "prototypes": torch.zeros(3, 3)}
     for k in range(10):
-        site.answer(Request(0, "train", request), k, {})
-    assert len(site._networks) == 2
+        worker.answer(Request(0, "train", request), k, {})
+    assert len(worker.workspace._networks) == 2

@@ -12,7 +12,6 @@ from fedcsd.federation.backends.local import LocalBackend, cores
 from fedcsd.federation.backends.protocol import Backend
 from fedcsd.federation.cohort import cohort
 from fedcsd.federation.states import States, client_states
-from fedcsd.training.client import Observer
 
 Place = Callable[[Experiment, Path | None], AbstractContextManager[tuple[Backend, States]]]
 """Of an experiment and its run directory: the backend and the clients' states, for as long as it trains."""
@@ -27,13 +26,13 @@ def here(experiment: Experiment, run: Path | None) -> Iterator[tuple[Backend, St
 
 
 @contextmanager
-def backend_for(experiment: Experiment, observer: Observer | None = None) -> Iterator[Backend]:
-    settings, site = experiment.settings, experiment.site(observer)
+def backend_for(experiment: Experiment) -> Iterator[Backend]:
+    settings, worker = experiment.settings, experiment.worker()
     if settings.device == "cpu":
-        workers = min(settings.workers or cores(), len(cohort(settings, 0)))
-        backend: Backend = LocalBackend(site, experiment.network.layout, workers)
+        lanes = min(settings.workers or cores(), len(cohort(settings, 0)))
+        backend: Backend = LocalBackend(worker, experiment.network.layout, lanes)
     else:
-        backend = DeviceBackend(site, settings.engine, settings.workers)
+        backend = DeviceBackend(worker, settings.engine, settings.workers)
     try:
         yield backend
     finally:

@@ -306,8 +306,7 @@ def train(job: Job, watch: Callbacks | None = None, place: Place = here) -> Run:
                     _note_divergence(error, federation.round + 1, directory)
                 _say_what_is_saved(error, directory)
                 raise
-            engine = getattr(backend, "chosen", "") if job.experiment.settings.device == "cuda" else ""
-        return _finish(job, federation.server.weights, {"engine": engine} if engine else {})
+        return _finish(job, federation.server.weights, {"engine": backend.engine} if backend.engine else {})
     finally:
         if directory:
             directory.unlock()

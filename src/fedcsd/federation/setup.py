@@ -10,8 +10,8 @@ from fedcsd.data.partition import Rows
 from fedcsd.methods import Method
 from fedcsd.models import Factory
 from fedcsd.models.network import Network
-from fedcsd.training.client import Observer
-from fedcsd.training.workspace import Site
+from fedcsd.training.worker import Worker
+from fedcsd.training.workspace import Workspace
 from fedcsd.weights import Weights
 
 
@@ -39,9 +39,7 @@ class Setup:
         with torch.no_grad():
             return self.network(self.data.example()).features.shape[1]
 
-    def site(self, observer: Observer | None = None) -> Site:
-        """Return a workspace with the data of all clients."""
+    def worker(self) -> Worker:
+        """Return a worker with the data of all clients."""
         parts, held = ([torch.from_numpy(rows) for rows in some] for some in (self.parts, self.held))
-        site = Site(self.settings, self.method, self.data, parts, held, self.factory)
-        site.observer = observer
-        return site
+        return Worker(Workspace(self.settings, self.data, parts, held, self.factory), self.method)

@@ -1,9 +1,9 @@
-"""What happens at a client: its data, its models, the steps of local training.
+"""Local training at a client: its data, its models, the steps of SGD.
 
-Not here: who is asked and what becomes of the replies (federation/), and what a method computes (methods/).
+Not here: which clients take part and what becomes of their replies (federation/), what a method computes (methods/).
 """
 
+from fedcsd.training.batch import Batch, Loss
 from fedcsd.training.client import Client
-from fedcsd.training.task import Batch, Loss
 
 __all__ = ["Batch", "Client", "Loss"]

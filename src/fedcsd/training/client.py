@@ -1,11 +1,10 @@
-"""What a method sees of a client: its data, its models, and the one way to train."""
+"""A client as a method sees it: its data, its models and local training."""
 
 import math
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from functools import cached_property, partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,109 +15,106 @@ from fedcsd.errors import Diverged
 from fedcsd.measurements import check_own_measurement
 from fedcsd.messages import Notes
 from fedcsd.models.network import Outputs, concatenated
-from fedcsd.objectives import kl_divergence
 from fedcsd.plugins import check_call
-from fedcsd.training.engines.eager import live
+from fedcsd.training.batch import Loss
+from fedcsd.training.drift import measure_local_model
+from fedcsd.training.engines.eager import Eager
 from fedcsd.training.optimizer import Gradient, with_given
-from fedcsd.training.task import Batch, Loss, Task, Trained
+from fedcsd.training.task import Engine, Live, Task, frozen_outputs
+from fedcsd.training.workspace import Workspace
 from fedcsd.weights import Weights, moved
 
-if TYPE_CHECKING:
-    from fedcsd.training.workspace import Site
-
-__all__ = ["Batch", "Client", "Loss"]
-
-OWN_PROBE = 250  # of a client's training samples on which its models are compared
-
-Observer = Callable[["Client", Weights, Weights], Mapping[str, Tensor]]
-"""Looks on in local training: called after each epoch with the client, the weights it started from and
-those it has now. What it gives goes back with the reply, epoch after epoch: `observed.NAME` [epochs, ...]."""
-
-
-class Engine(Protocol):
-    """Carries out local training (see fedcsd.training.task)."""
-
-    def train(self, task: Task) -> Trained: ...
+AfterEpoch = Callable[[Weights, Weights], object]
+"""Called after each epoch with the weights that training started from and the present ones."""
 
 
 @dataclass
 class Client:
-    """One client in one round, as a method's client half sees it."""
+    """One client in one round, as the client half of a method sees it."""
 
-    site: "Site"
+    workspace: Workspace
     number: int
     round: int
     state: dict[str, Any] = field(default_factory=dict)
     """named tensors and numbers that this client keeps from round to round"""
+    method: object = None
+    """the method that asks; its functions are the same for all clients"""
+    engine: Engine = field(default_factory=Eager)
+    start_generators: Callable[[int], object] = seeds.start
+    """starts the process's generators, unless other clients use them at the same time"""
+    after_epoch: AfterEpoch | None = None
+    """for the first training of the round's model"""
+    measured: dict[str, tuple[Tensor | float, Tensor | float]] = field(default_factory=dict, repr=False)
+    """sum and count of each measurement"""
 
     def __post_init__(self) -> None:
-        self._noted: dict[str, tuple[Tensor | float, Tensor | float]] = {}
         self._trainings = 0
-        self._observed: list[Mapping[str, Tensor]] = []
-        self.rows = self.site.parts[self.number]
+        self.rows = self.workspace.parts[self.number]
         self.samples = len(self.rows)
-        self.classes = self.site.data.classes
-        self.settings = self.site.settings
-        self.engine = self.site.engine
-        self.beside: AbstractContextManager[None] = nullcontext()  # where frozen networks draw
+        self.classes = self.workspace.data.classes
+        self.settings = self.workspace.settings
 
     @cached_property
     def labels(self) -> Tensor:
-        """of the client's samples [samples]"""
-        return self.site.data.y_train[self.rows]
+        """Labels of the client's samples [samples]."""
+        return self.workspace.data.y_train[self.rows]
 
     def note(self, name: str, values: Tensor | float, among: Tensor | None = None) -> None:
-        """Measure something: one number a sample, averaged over all clients' samples, or over those
-        that are true in `among`; or one number in all."""
+        """Measure a number for each sample, averaged over all clients' samples; or one number in all.
+
+        With `among`, a mask, the average is over the samples that are true in it.
+        """
         check_own_measurement(name)
         if isinstance(number := native(values), (int, float)):
             values = torch.tensor(float(number))
         if not isinstance(values, Tensor) or not isinstance(among, Tensor | None):
             kind = type(among if isinstance(values, Tensor) else values).__name__
             raise TypeError(f"client.note takes tensors or a number: {name!r} has a {kind}")
-        self._note(name, values, among)
-
-    def _note(self, name: str, values: Tensor, among: Tensor | None = None) -> None:
         if among is None:
             self._add(name, values.sum(dtype=torch.float64), values.numel())
         else:
             self._add(name, (values * among).sum(dtype=torch.float64), among.sum())
 
     def _add(self, name: str, total: Tensor | float, count: Tensor | float) -> None:
-        if name in self._noted:
-            before = self._noted[name]
+        if name in self.measured:
+            before = self.measured[name]
             total, count = before[0] + total, before[1] + count
-        self._noted[name] = total, count
+        self.measured[name] = total, count
 
     @property
     def notes(self) -> Notes:
-        """What was measured, as numbers: here the device is waited for."""
-        numbers = [number for pair in self._noted.values() for number in pair]
-        tensors = [n.double().to(self.site.device) for n in numbers if isinstance(n, Tensor)]
+        """The measurements as numbers; this waits for the device."""
+        numbers = [number for pair in self.measured.values() for number in pair]
+        tensors = [n.double().to(self.workspace.device) for n in numbers if isinstance(n, Tensor)]
         values = iter(torch.stack(tensors).tolist() if tensors else [])
         found = [next(values) if isinstance(n, Tensor) else float(n) for n in numbers]
-        return dict(zip(self._noted, zip(found[::2], found[1::2], strict=True), strict=True))
+        return dict(zip(self.measured, zip(found[::2], found[1::2], strict=True), strict=True))
 
     def outputs(self, weights: Weights) -> Outputs:
-        """A frozen network on all local data, in eval mode, computed once a round."""
-        return self.site.local_outputs(weights, self.number)
+        """Return a frozen network's outputs on all local data in eval mode, computed once a round."""
+        return self.workspace.local_outputs(weights, self.number)
 
     def training_outputs(self, weights: Weights) -> tuple[Outputs, Tensor]:
-        """A frozen network over one epoch as training sees it, and the labels: train mode, whole
-        shuffled batches only. Empty for a client smaller than a batch."""
-        network = self.site.frozen("", weights)
-        self.site.seed(self._torch_seed("prototypes"))
-        order = self.order("prototypes", 0).to(self.site.device)
-        size = self.settings.batch_size
+        """Return a frozen network's outputs over one epoch in train mode, and the labels.
+
+        Only whole shuffled batches count: the result is empty for a client smaller than a batch.
+        """
+        workspace, size = self.workspace, self.settings.batch_size
+        network = workspace.frozen("", weights)
+        self.start_generators(self._torch_seed("prototypes"))
+        order = self._order("prototypes", 0).to(workspace.device)
         whole = [part for part in torch.split(order, size) if len(part) == size]
         if not whole:
-            empty = weights.flat.new_empty(0, self.classes, device=self.site.device)
+            empty = weights.flat.new_empty(0, self.classes, device=workspace.device)
             return Outputs(empty, empty), self.labels[:0]
-        numbers = self.numbers("prototypes", 0)
-        if numbers is None and network.steady(self.site.data.example()):
+        numbers = self._numbers("prototypes", 0)
+        if numbers is None and network.steady(workspace.data.example()):
             known, places = self.outputs(weights), torch.cat(whole)
             return Outputs(known.logits[places], known.features[places]), self.labels[places]
-        outputs = [live(network, self.images(part, numbers), train=True) for part in whole]
+        outputs = []
+        for part in whole:
+            images = workspace.images(self.rows[part], None if numbers is None else numbers[part])
+            outputs.append(frozen_outputs(network, images, train=True))
         return concatenated(outputs), self.labels[torch.cat(whole)]
 
     def train(
@@ -132,40 +128,36 @@ class Client:
         frozen_mode: Literal["eval", "train"] = "eval",
         name: str = "",
     ) -> dict[str, Any]:
-        """Local training from `weights`: SGD on `loss`, for the epochs and batches of the settings.
+        """Train from `weights`: SGD on `loss`, for the epochs and batches of the settings.
 
-        Returns the new weights and the number of steps taken. `frozen` networks see the same images
-        as the model; in "train" mode they use batch statistics. A training of something other than the
-        round's model (a personal one) has a `name`, which its measurements bear.
+        Return the new weights and the number of steps. `frozen` networks see the same images as the
+        model; in "train" mode they use batch statistics. A training of another model than the round's,
+        such as a personal one, has a `name`, which its measurements bear.
         """
-        # A second training of the same client in the same round has a randomness of its own.
+        # A second training of the same client in the same round draws its own random numbers.
         again = f" {self._trainings}" if self._trainings else ""
         self._trainings += 1
-        frozen, live = frozen or {}, {}
-        given = moved(given or {}, self.site.device)
-        if frozen and (frozen_mode == "train" or self.site.augmentation.active):
-            live = {name: self.site.frozen(name, w) for name, w in frozen.items()}
-        # A round's teacher says the same of the same image every epoch: it is asked once.
-        known = {} if live else {name: self.outputs(w) for name, w in frozen.items()}
-        change = None if gradient is None else with_given(gradient)
-        purpose, seed = f"batches{again}", self._torch_seed(f"training{again}")
-        if live:
-            self.beside = seeds.Stream(self._torch_seed("frozen"))
-        # What is observed is the round's model, not a personal one beside it or a second training of it.
-        observed = self.site.observer is not None and not name and not again
+        live = self._live(frozen or {}, training=frozen_mode == "train")
+        known = {} if live.networks else {n: self.outputs(w) for n, w in (frozen or {}).items()}
+        observed = self.after_epoch is not None and not name and not again
+        purpose, epochs = f"batches{again}", self.settings.epochs
         task = Task(
-            client=self,
+            client=self.number,
+            settings=self.settings,
+            network=self.workspace.model,
             weights=weights,
             loss=loss,
-            change=change,
-            given=given,
+            change=None if gradient is None else with_given(gradient),
+            method=self.method,
+            images=self.workspace.images,
+            rows=self.rows,
+            order=torch.stack([self._order(purpose, epoch) for epoch in range(epochs)]),
+            numbers=partial(self._numbers, purpose),
+            start_generators=partial(self.start_generators, self._torch_seed(f"training{again}")),
+            given=moved(given or {}, self.workspace.device),
             known=known,
             live=live,
-            live_training=frozen_mode == "train",
-            live_tokens=tuple(frozen[name].token for name in live),
-            purpose=purpose,
-            seed=seed,
-            observed=observed,
+            after_epoch=partial(self.after_epoch, weights) if self.after_epoch and observed else None,
         )
         try:
             trained = self.engine.train(task)
@@ -174,74 +166,47 @@ class Client:
             raise
         if trained.diverged:
             raise Diverged(f"client {self.number}: {trained.diverged}")
-        for what, total in trained.sums.items():
+        for measure, total in trained.sums.items():
             if name:
-                check_own_measurement(f"{name}_{what}")
-            self._add(f"{name}_{what}" if name else what, total, self.samples * self.settings.epochs)
+                check_own_measurement(f"{name}_{measure}")
+            self._add(f"{name}_{measure}" if name else measure, total, self.samples * epochs)
         if not name:
-            self._note_local_model(weights, trained.weights)
+            local = measure_local_model(self.workspace, self.number, weights, trained.weights)
+            for measure, values in local.items():
+                self._add(measure, values.sum(dtype=torch.float64), values.numel())
         return {"weights": trained.weights, "steps": trained.steps}
 
-    def observe(self, start: Weights, now: Weights) -> None:
-        """An epoch of local training is done, and somebody looks on."""
-        if self.site.observer is not None:
-            with seeds.Stream():
-                self._observed.append(self.site.observer(self, start, now))
+    def _live(self, frozen: Mapping[str, Weights], *, training: bool) -> Live:
+        """Return the networks that must see every batch; other outputs are the same in every epoch."""
+        if not frozen or not (training or self.workspace.images.augmented):
+            return Live()
+        networks = {name: self.workspace.frozen(name, weights) for name, weights in frozen.items()}
+        tokens = tuple(weights.token for weights in frozen.values())
+        return Live(networks, tokens, training, seeds.Stream(self._torch_seed("frozen")))
 
-    @property
-    def observed(self) -> dict[str, Tensor]:
-        """What was seen after each epoch: by name [epochs, ...]."""
-        names = self._observed[0] if self._observed else {}
-        return {f"observed.{name}": torch.stack([seen[name] for seen in self._observed]) for name in names}
-
-    def order(self, purpose: str, epoch: int) -> Tensor:
-        """The client's samples as an epoch goes through them, on the CPU [samples]."""
+    def _order(self, purpose: str, epoch: int) -> Tensor:
+        """Return the positions of the client's samples in an epoch, on the CPU [samples]."""
         rng = seeds.rng(self.settings.seed, purpose, self.round, self.number, epoch)
         return torch.from_numpy(rng.permutation(self.samples))
 
-    def numbers(self, purpose: str, epoch: int) -> Tensor | None:
-        """What is random in the augmentation of this epoch, a row for each sample of the client."""
-        if not self.site.augmentation.active:
+    def _numbers(self, purpose: str, epoch: int) -> Tensor | None:
+        """Return the random numbers of an epoch's augmentation, a row for each sample."""
+        if not self.workspace.images.augmented:
             return None
         seed = seeds.torch_seed(self.settings.seed, f"augment {purpose}", self.round, self.number, epoch)
-        numbers = self.site.augmentation.draw(self.samples, torch.Generator().manual_seed(seed))
-        return numbers.to(self.site.device)
-
-    def images(self, part: Tensor, numbers: Tensor | None) -> Tensor:
-        """Training images at these positions, augmented, as a model sees them."""
-        return self.site.images(self.rows[part], None if numbers is None else numbers[part])
+        return self.workspace.images.draw(self.samples, seed)
 
     def _torch_seed(self, purpose: str) -> int:
         return seeds.torch_seed(self.settings.seed, purpose, self.round, self.number)
 
     def accuracy(self, weights: Weights) -> float:
-        """A model on this client's own test data: what it holds out, or else the test images that
-        are like its own. NaN if there are none."""
-        x, y, rows, shares = self.site.own_test(self.number)
+        """Return a model's accuracy on this client's own test data; NaN if there is none.
+
+        That is what the client holds out, or else the test images that are like its own.
+        """
+        workspace = self.workspace
+        x, y, rows, shares = workspace.own_test(self.number)
         if not len(rows):
             return math.nan
-        logits = self.site.forward(self.site.frozen("", weights), x, rows).logits
+        logits = workspace.forward(workspace.frozen("", weights), x, rows).logits
         return float((logits.argmax(1) == y[rows]).double() @ shares)
-
-    def _note_local_model(self, before: Weights, after: Weights) -> None:
-        """The trained local model: on what this client holds out, how far it moved on test images that
-        belong to no client, and beside the one it started from on this client's training data."""
-        site, data = self.site, self.site.data
-        rows = site.held[self.number] if site.held else self.rows[:0]
-        if not len(rows) and not self.settings.track_drift:
-            return
-        start = site.probe(before) if self.settings.track_drift else None
-        network = site.frozen("", after)
-        if len(rows):
-            right = site.forward(network, data.x_train, rows).logits.argmax(1) == data.y_train[rows]
-            self._note("held_accuracy_local", right.float())
-        if start is None:
-            return
-        end = site.forward(network, data.x_test, site.probe_rows)
-        self._note("logit_drift", kl_divergence(start.logits, end.logits))
-        self._note("feature_drift", (end.features - start.features).norm(dim=1))
-        self._note("local_accuracy", (end.logits.argmax(1) == data.y_test[site.probe_rows]).float())
-        own = self.rows[:: -(-self.samples // OWN_PROBE)]
-        for name, weights in (("local_train_accuracy", after), ("train_accuracy", before)):
-            logits = site.forward(site.frozen("", weights), data.x_train, own).logits
-            self._note(name, (logits.argmax(1) == data.y_train[own]).float())

@@ -1,4 +1,4 @@
-"""Local SGD on flat vectors."""
+"""SGD on flat vectors: here `--lr`, `--momentum` and `--weight-decay` become a step."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -11,30 +11,24 @@ from fedcsd.config import Settings
 from fedcsd.kernels.vectors import sgd_step
 
 Gradient = Callable[..., object]
-"""Changes the flat gradient in place before each step: called with (parameters, gradient), or with
-(parameters, gradient, given) if it takes three. With tensors that it needs in `given`, not in a
-closure, it is the same function for every client, which lets a GPU record the step once."""
+"""Changes the flat gradient in place before each step.
 
-
-class Plain:
-    """A change of the gradient that takes no `given`, as one that does."""
-
-    def __init__(self, change: Gradient):
-        self.change = change
-
-    def __call__(self, parameters: Tensor, gradient: Tensor, given: Mapping[str, Tensor]) -> object:
-        return self.change(parameters, gradient)
+It is called with (parameters, gradient), or with (parameters, gradient, given) if it takes three
+arguments. A function that finds its tensors in `given`, not in a closure, is the same for every client,
+so that a GPU records the step once."""
 
 
 def with_given(change: Gradient) -> Gradient:
-    """The change as one that takes `given`."""
-    return change if len(inspect.signature(change).parameters) > 2 else Plain(change)
+    """Return a change of the gradient as a function of three arguments."""
+    if len(inspect.signature(change).parameters) > 2:
+        return change
+    return lambda parameters, gradient, given: change(parameters, gradient)
 
 
 class Sgd:
-    """SGD with momentum and weight decay as PyTorch defines it, on flat vectors.
+    """SGD with momentum and weight decay, as PyTorch defines it.
 
-    `v ← ρv + (g + λw)`, `w ← w − ηv`; the momentum starts at zero for every client in every round.
+    `v ← ρv + (g + λw)`, `w ← w − ηv`; `start` sets the momentum to zero for each client in each round.
     """
 
     def __init__(self, parameters: Tensor, gradient: Tensor, settings: Settings):
@@ -50,13 +44,14 @@ class Sgd:
             self.momentum.zero_()
 
     def step(self, change: Gradient | None, given: Mapping[str, Tensor]) -> None:
-        """One step by the gradient as it stands, changed first by `change`."""
+        """Change the gradient by `change`, then take one step."""
         settings = self.settings
         if change is not None:
             changed = change(self.parameters, self.gradient, given)
             if isinstance(changed, Tensor) and changed is not self.gradient:
                 raise TypeError(
-                    "gradient= must change the gradient in place, such as gradient.add_(…): it gave another tensor, which would be lost"
+                    "gradient= must change the gradient in place, such as gradient.add_(…): "
+                    "it returned another tensor, which would be lost"
                 )
         if self._compiled is not None:
             self._compiled()
@@ -71,7 +66,7 @@ class Sgd:
         self.parameters.add_(self.momentum, alpha=-settings.lr)
 
     def _fused(self) -> None:
-        """All of it in one pass over the vectors."""
+        """Take the step in one pass over the vectors."""
         sgd(
             [self.parameters],
             [self.gradient],
@@ -87,7 +82,7 @@ class Sgd:
 
 
 def effective_steps(steps: int, momentum: float) -> float:
-    """How far `steps` steps with momentum ρ go, in steps without: `(τ − ρ(1 − ρ^τ)/(1 − ρ)) / (1 − ρ)`.
+    """Convert τ steps with momentum ρ to steps without it: `(τ − ρ(1 − ρ^τ)/(1 − ρ)) / (1 − ρ)`.
 
     A gradient taken i steps before the end moves the weights by `η(1 − ρ^i)/(1 − ρ)`; this is the sum.
     """

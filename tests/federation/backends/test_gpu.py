@@ -12,16 +12,15 @@ from torch.nn import functional as F
 import fedcsd
 from fedcsd.aggregation import weighted_mean
 from fedcsd.errors import MethodFailed
-from fedcsd.federation.backends import streams
+from fedcsd.federation.backends import memory
 from fedcsd.federation.backends.device import DeviceBackend
 from fedcsd.federation.rounds import Federation
 from fedcsd.methods import Method, methods
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.models.network import Outputs
 from fedcsd.results.analysis.drift import Meter
-from fedcsd.training import Client
-from fedcsd.training.task import Batch
-from fedcsd.training.workspace import Site
+from fedcsd.training import Batch, Client
+from fedcsd.training.workspace import Workspace
 from helpers.engines import Enclosed, Wrong, assigning, experiment, pictures, trained
 
 pytestmark = pytest.mark.gpu
@@ -88,7 +87,7 @@ def test_batch_norm_and_its_statistics() -> None:
         for engine in ("eager", "graphs", "auto"):
             found = run(samples, clients=4, device="cuda", engine=engine)
             assert apart(expected, found) < NEAR, engine
-            assert found.backend.chosen in ("eager", "graphs")
+            assert found.backend.engine in ("eager", "graphs")
 
 
 @pytest.mark.parametrize("engine", ["eager", "graphs", "stacked"])
@@ -143,7 +142,7 @@ class Looking(FedAvg):
 def test_what_is_not_recorded_once_is_told_and_right(method: Method, told: str) -> None:
     expected = trained(experiment(method), "eager")
     prepared = experiment(method, device="cuda", engine="graphs")
-    federation = Federation(prepared, DeviceBackend(prepared.site(), "graphs"))
+    federation = Federation(prepared, DeviceBackend(prepared.worker(), "graphs"))
     with pytest.warns(match=told):
         steps(federation)
     assert apart(expected, federation) < NEAR
@@ -197,25 +196,24 @@ def test_a_teacher_that_does_not_count_changes_no_bit() -> None:
 
 def test_lanes_read_what_they_share_when_it_is_there() -> None:
     prepared = experiment(FedAvg(), device="cuda", track_drift=True)
-    site, weights = prepared.site(), prepared.weights.to("cuda")
-    other, slow, quick = site.another(), torch.cuda.Stream(), torch.cuda.Stream()
+    workspace, weights = prepared.worker().workspace, prepared.weights.to("cuda")
+    other, slow, quick = workspace.another(), torch.cuda.Stream(), torch.cuda.Stream()
     meter = Meter(20)
 
-    def metered(site: Site) -> Outputs:
-        client = Client(site, 0, 0)
-        return site.remembered((-2, weights.token), lambda: meter._outputs(client, weights))
+    def metered(some: Workspace) -> Outputs:
+        return some.remembered((-2, weights.token), lambda: meter._outputs(some, weights))
 
     for asked in (lambda s: s.probe(weights), lambda s: s.local_outputs(weights, 0), metered):
-        for one in (site, other):
+        for one in (workspace, other):
             asked(one)  # the networks are made
-        site.cache.clear()
+        workspace.cache.clear()
         with torch.cuda.stream(slow):
             torch.cuda._sleep(1_000_000_000)  # about half a second
-            asked(site)
+            asked(workspace)
         with torch.cuda.stream(quick):
             found = asked(other).logits.clone()
         torch.cuda.synchronize()
-        assert torch.equal(found, asked(site).logits)
+        assert torch.equal(found, asked(workspace).logits)
 
 
 def test_a_model_that_assigns_its_buffers_is_recorded_right() -> None:
@@ -223,7 +221,7 @@ def test_a_model_that_assigns_its_buffers_is_recorded_right() -> None:
     for engine in ("graphs", "auto"):
         found = trained(assigning(device="cuda", engine=engine))
         assert apart(expected, found) < NEAR
-        assert found.backend.chosen == "graphs"
+        assert found.backend.engine == "graphs"
 
 
 class Given(FedAvg):
@@ -280,7 +278,7 @@ class Counting(Method):
 def test_states_stay_on_the_device_if_there_is_room(
     engine: str, room: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "SERVER", room)
+    monkeypatch.setattr(memory, "SERVER", room)
     federation = trained(experiment(Counting(), device="cuda", engine=engine, participation=1.0))
     assert len(federation.states) == 6
     for state in federation.states.values():

@@ -97,7 +97,7 @@ def lanes_of(backend: LocalBackend) -> list[psutil.Process]:
 
 def test_a_worker_killed_between_requests_is_replaced() -> None:
     experiment = small(FedAvg())
-    backend = LocalBackend(experiment.site(), experiment.network.layout, 2)
+    backend = LocalBackend(experiment.worker(), experiment.network.layout, 2)
     try:
         request = Request(0, "train", {"weights": experiment.weights})
         before = [reply.weights.flat for reply in backend.ask(request, range(4), {})]
@@ -113,13 +113,13 @@ def test_a_worker_killed_between_requests_is_replaced() -> None:
 @pytest.mark.parametrize("clients", [4, 24])
 def test_replies_left_over_from_a_request_given_up_are_ignored(clients: int) -> None:
     experiment = small(FedAvg(), clients=clients, partition="iid")
-    backend = LocalBackend(experiment.site(), experiment.network.layout, 2)
+    backend = LocalBackend(experiment.worker(), experiment.network.layout, 2)
     try:
         request = Request(0, "train", {"weights": experiment.weights})
         next(backend.ask(request, range(clients), {}))  # the others are never fetched
         replies = list(backend.ask(Request(1, "train", {"weights": experiment.weights}), [3, 1], {}))
         assert [r.client for r in replies] == [3, 1]
-        direct = experiment.site().answer(Request(1, "train", {"weights": experiment.weights}), 3, {})
+        direct = experiment.worker().answer(Request(1, "train", {"weights": experiment.weights}), 3, {})
         assert torch.equal(replies[0].weights.flat, direct.weights.flat)
     finally:
         backend.close()
@@ -133,7 +133,7 @@ def test_spawned_workers_do_the_same_as_forked_ones() -> None:
     )
     results = []
     for start in ("fork", "spawn"):
-        backend = LocalBackend(experiment.site(), experiment.network.layout, 1, start)
+        backend = LocalBackend(experiment.worker(), experiment.network.layout, 1, start)
         try:
             results.append([reply.weights.flat for reply in backend.ask(request, range(4), {})])
         finally:
@@ -153,7 +153,7 @@ class Keeping(FedAvg):
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_large_messages_to_lanes_that_are_busy(start: str) -> None:
     experiment = small(Keeping(), clients=24, partition="iid")
-    backend = LocalBackend(experiment.site(), experiment.network.layout, 2, start)
+    backend = LocalBackend(experiment.worker(), experiment.network.layout, 2, start)
     try:
         states: dict[int, Values] = {}
         for round in range(3):
@@ -169,7 +169,7 @@ def test_the_server_has_one_thread_while_there_are_lanes() -> None:
     before, experiment = torch.get_num_threads(), small(FedAvg())
     torch.set_num_threads(2)
     try:
-        backend = LocalBackend(experiment.site(), experiment.network.layout, 1)
+        backend = LocalBackend(experiment.worker(), experiment.network.layout, 1)
         assert torch.get_num_threads() == 1
         backend.close()
         assert torch.get_num_threads() == 2
@@ -181,7 +181,7 @@ def test_after_a_gpu_was_used_workers_are_not_forked(monkeypatch: pytest.MonkeyP
     """A forked process has none of the GPU's threads; one started anew must be sent everything."""
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     experiment = small(FedAvg())
-    backend = LocalBackend(experiment.site(), experiment.network.layout, 1)
+    backend = LocalBackend(experiment.worker(), experiment.network.layout, 1)
     assert backend.context.get_start_method() == "spawn"
     backend.close()
 
@@ -190,7 +190,7 @@ def test_after_a_gpu_was_used_workers_are_not_forked(monkeypatch: pytest.MonkeyP
 
     experiment = small(Here())
     with pytest.raises(fedcsd.errors.UserError, match=r"has used a GPU.*Here.*Python process of its own"):
-        LocalBackend(experiment.site(), experiment.network.layout, 1)
+        LocalBackend(experiment.worker(), experiment.network.layout, 1)
 
 
 def test_lanes_end_with_their_parent(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def until(condition: Callable[[], bool], seconds: float = 20) -> None:
 
 def test_clients_return_to_the_lane_that_knows_their_teacher() -> None:
     experiment = small(fedcsd.FedCSD(), clients=8)
-    backend = LocalBackend(experiment.site(), experiment.network.layout, 2)
+    backend = LocalBackend(experiment.worker(), experiment.network.layout, 2)
     try:
         first, second = backend.lanes
         homes = {0: second, 1: first, 2: second}
@@ -247,8 +247,8 @@ def test_forked_after_threads_and_gradients_in_the_parent() -> None:
 def test_the_device_backend_gives_what_lanes_give() -> None:
     """On the CPU the two differ in nothing; on a GPU only in the last digits."""
     experiment = small(fedcsd.FedCSD(), holdout=0.2)
-    lanes = LocalBackend(experiment.site(), experiment.network.layout, 2)
-    device = DeviceBackend(experiment.site())
+    lanes = LocalBackend(experiment.worker(), experiment.network.layout, 2)
+    device = DeviceBackend(experiment.worker())
     try:
         federations = [Federation(experiment, backend) for backend in (lanes, device)]
         records = [[f.step() for _ in range(2)] for f in federations]

@@ -8,16 +8,18 @@ from typing import Any
 import pytest
 import torch
 
+from fedcsd import seeds
 from fedcsd.aggregation import weighted_mean
 from fedcsd.experiments.machine import backend_for
 from fedcsd.federation.backends.device import DeviceBackend
+from fedcsd.federation.backends.memory import WAITING
 from fedcsd.federation.backends.protocol import Backend
-from fedcsd.federation.backends.streams import HELD, Dealt
+from fedcsd.federation.backends.streams import Dealt
 from fedcsd.federation.rounds import Federation
 from fedcsd.messages import Request
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.training import Client
-from fedcsd.training.engines.graphs import Launcher
+from fedcsd.training.engines.launcher import Launcher
 from helpers.engines import experiment, interrupted
 
 
@@ -37,7 +39,7 @@ def test_the_server_draws_the_same_wherever_the_clients_are() -> None:
         prepared = experiment(Noisy(), workers=2, participation=1.0, epochs=1)
         outside = torch.get_rng_state()
         if engine:
-            federation = Federation(prepared, DeviceBackend(prepared.site(), engine))
+            federation = Federation(prepared, DeviceBackend(prepared.worker(), engine))
             federation.step()
         else:
             with backend_for(prepared) as backend:
@@ -67,17 +69,31 @@ class DrawingAfter(Drawing):
 @pytest.mark.parametrize(("method", "draws"), [(FedAvg(), False), (Drawing(), True), (DrawingAfter(), True)])
 def test_who_draws_is_noticed(method: FedAvg, draws: bool) -> None:
     prepared = experiment(method, epochs=1)
-    site, request = prepared.site(), Request(0, "train", {"weights": prepared.weights})
-    site.alone, site.drew, outside = False, False, torch.get_rng_state()
-    with site.by_itself():
-        first = site.answer(request, 0, {})
-        site.notice()
-    assert site.drew == draws
+    worker, request = prepared.worker(), Request(0, "train", {"weights": prepared.weights})
+    generators, outside = seeds.Watched(cuda=False), torch.get_rng_state()
+    with seeds.kept(cuda=False):
+        first = worker.answer(request, 0, {}, start_generators=generators.start)
+        assert generators.drawn() == draws
     assert torch.equal(outside, torch.get_rng_state())
     torch.rand(3)
-    with site.by_itself():
-        again = site.answer(request, 0, {})
+    again = worker.answer(request, 0, {})
     assert first.values.get("drawn") == again.values.get("drawn")
+
+
+@pytest.mark.parametrize("method", [Drawing, DrawingAfter])
+def test_what_stacked_clients_draw_is_what_they_draw_one_by_one(method: type[FedAvg]) -> None:
+    class Kept(method):  # type: ignore[misc,valid-type]
+        def round(self, server: Any, ask: Any) -> None:
+            replies = list(ask(self.train, weights=server.weights))
+            server.weights, server.drawn = weighted_mean(replies), torch.cat([r["drawn"] for r in replies])
+
+    drawn = []
+    for engine in ("eager", "stacked"):
+        prepared = experiment(Kept(), epochs=1, participation=1.0)
+        federation = Federation(prepared, DeviceBackend(prepared.worker(), engine))
+        federation.step()
+        drawn.append(federation.server.drawn)
+    assert torch.equal(*drawn)
 
 
 class Graph:
@@ -181,7 +197,7 @@ class Slow(FedAvg):
 
 def test_stacked_clients_that_were_interrupted_start_anew() -> None:
     prepared = [experiment(method, epochs=1, participation=1.0) for method in (FedAvg(), Slow())]
-    expected, found = (Federation(one, DeviceBackend(one.site(), "stacked")) for one in prepared)
+    expected, found = (Federation(one, DeviceBackend(one.worker(), "stacked")) for one in prepared)
     expected.step()
     Slow.started.clear()
     threads = threading.active_count()
@@ -208,7 +224,7 @@ class Stopping(FedAvg):
 
 def test_a_backend_is_told_at_once_that_nobody_reads_on() -> None:
     prepared = experiment(Stopping(), epochs=1, participation=1.0)
-    backend, closed = DeviceBackend(prepared.site(), "eager"), []
+    backend, closed = DeviceBackend(prepared.worker(), "eager"), []
 
     class Told(Backend):
         server_device, evaluate = backend.server_device, backend.evaluate
@@ -228,7 +244,7 @@ def test_a_backend_is_told_at_once_that_nobody_reads_on() -> None:
 
 def test_a_client_that_is_given_up_is_trained_by_another_lane() -> None:
     """The second lane gives up the client that the reader waits for, when no more replies may wait."""
-    clients = list(range(3 * HELD))
+    clients = list(range(3 * WAITING))
     dealt = Dealt(clients, {0: deque(clients[::2]), 1: deque(clients[1::2])})
     given = dealt.next(1)
 
@@ -237,7 +253,7 @@ def test_a_client_that_is_given_up_is_trained_by_another_lane() -> None:
             dealt.put(client, client)  # type: ignore[arg-type]
 
     threading.Thread(target=train, daemon=True).start()
-    while len(dealt.replies) < HELD:
+    while len(dealt.replies) < WAITING:
         time.sleep(0.01)
     assert given is not None
     assert dealt.give_up(1, given)

@@ -84,8 +84,8 @@ def test_numbers_of_one_epoch_by_numpy() -> None:
     start_features, start_logits = by_numpy(experiment.weights, x)
     kl, l2, right, flats = [], [], [], []
     for client in (0, 1):
-        site = experiment.site()
-        local = site.answer(Request(2, "train", {"weights": experiment.weights}), client, {}).weights
+        worker = experiment.worker()
+        local = worker.answer(Request(2, "train", {"weights": experiment.weights}), client, {}).weights
         features, logits = by_numpy(local, x)
         p, q = log_softmax(start_logits), log_softmax(logits)
         kl.append((np.exp(p) * (p - q)).sum(1).mean())
@@ -281,7 +281,7 @@ def test_tracked_drift_is_the_same_with_every_engine(engine: str) -> None:
     experiment = small(track_drift=True, factory=network)
     with backend_for(experiment) as backend:
         expected = Federation(experiment, backend).step()
-    found = Federation(experiment, DeviceBackend(experiment.site(), engine)).step()
+    found = Federation(experiment, DeviceBackend(experiment.worker(), engine)).step()
     assert [found[name] for name in names] == pytest.approx([expected[name] for name in names], rel=1e-4)
 
 
@@ -295,7 +295,7 @@ def test_accuracy_on_training_data_by_numpy() -> None:
         every = rows[:: -(-len(rows) // 250)]  # at most 250 of a client's samples
         assert len(rows) > 250 >= len(every)
         request = Request(0, "train", {"weights": experiment.weights})
-        local = experiment.site().answer(request, client, {}).weights
+        local = experiment.worker().answer(request, client, {}).weights
         before += (by_numpy(experiment.weights, x[every])[1].argmax(1) == y[every]).tolist()
         after += (by_numpy(local, x[every])[1].argmax(1) == y[every]).tolist()
     assert record["train_accuracy"] == pytest.approx(np.mean(before))

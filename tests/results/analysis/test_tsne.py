@@ -100,7 +100,7 @@ def test_the_local_model_is_that_of_the_methods_next_round(runs: dict[str, Path]
     client, weights = tsne._local(experiment, method, 2, None, 0)
     held = [len(np.unique(experiment.data.y_train.numpy()[rows])) for rows in experiment.parts]
     assert held[client] == min(held)
-    expected = experiment.site().answer(Request(2, "train", {"weights": experiment.weights}), client, {})
+    expected = experiment.worker().answer(Request(2, "train", {"weights": experiment.weights}), client, {})
     assert weights.flat.equal(expected.weights.flat)
 
 

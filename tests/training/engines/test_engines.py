@@ -11,18 +11,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedcsd.errors import UserError
-from fedcsd.federation.backends.device import DeviceBackend, agree
+from fedcsd.experiments.experiment import Experiment
+from fedcsd.federation.backends.device import DeviceBackend
 from fedcsd.federation.rounds import Federation
 from fedcsd.messages import Request
 from fedcsd.methods import Method, methods
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.models.network import Network
-from fedcsd.training import Client
 from fedcsd.training.engines.graphs import Steps
 from fedcsd.training.engines.stacked import Schedule, Stacked
 from fedcsd.training.optimizer import Sgd
 from fedcsd.training.task import Batch, Task, identity
-from fedcsd.training.workspace import Site
 from helpers.engines import Enclosed, Wrong, assigning, close, experiment, pictures, trained
 from helpers.federations import blobs
 
@@ -71,7 +70,7 @@ def test_any_sizes_of_clients_and_batches(
 
 
 def test_more_clients_than_are_stacked_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedcsd.federation.backends.streams.WIDEST", 2)
+    monkeypatch.setattr("fedcsd.federation.backends.group.WIDEST", 2)
     prepared = [experiment(FedAvg(), participation=1.0) for _ in range(2)]
     close(trained(prepared[0], "eager", 2), trained(prepared[1], "stacked", 2))
 
@@ -83,32 +82,25 @@ class Mixing(FedAvg):
         return batch.cross_entropy + batch.logits.mean(0).square().sum()
 
 
-@pytest.mark.parametrize(
-    ("method", "same"), [(FedAvg(), True), (methods.load("fedcsd")(), True), (Mixing(), False)]
-)
-def test_a_short_trial_tells_whether_clients_can_be_stacked(method: Method, same: bool) -> None:
-    prepared = experiment(method, participation=1.0, batch_size=8)
-    values: dict[str, Any] = {"weights": prepared.weights}
-    if not isinstance(method, FedAvg):
-        values |= {"teacher": prepared.weights, "prototypes": torch.eye(10)}
-    assert agree(prepared.site(), Request(0, "train", values), range(6), lambda k: {}) is same
+class Caught(Exception):
+    """Carries the task of a client that should have trained."""
+
+
+class Catch:
+    def train(self, task: Task) -> Any:
+        raise Caught(task)
+
+
+def task_of(prepared: Experiment, client: int) -> Task:
+    worker = prepared.worker()
+    with pytest.raises(Caught) as caught:
+        worker.answer(Request(0, "train", {"weights": prepared.weights}), client, {}, engine=Catch())
+    return caught.value.args[0]
 
 
 def test_a_schedule_goes_through_every_sample_once_an_epoch() -> None:
     prepared = experiment(FedAvg())
-    site = prepared.site()
-    tasks = []
-
-    class Catch:
-        def train(self, task):
-            tasks.append(task)
-            raise RuntimeError
-
-    for k in range(6):
-        client = Client(site, k, 0)
-        client.engine = Catch()
-        with pytest.raises(RuntimeError):
-            client.train(prepared.weights, FedAvg().loss)
+    tasks = [task_of(prepared, client) for client in range(6)]
     tasks.sort(key=lambda task: -task.samples)
     schedule = Schedule.of(tasks)
     start = 0
@@ -123,7 +115,7 @@ def test_a_schedule_goes_through_every_sample_once_an_epoch() -> None:
         epoch = [place for some in real[: schedule.steps[k] // 2] for place in some]
         assert sorted(epoch) == list(range(start, start + task.samples))
         start += task.samples
-    program = Stacked(site, 6)._program(schedule.steps)
+    program = Stacked([task.samples for task in tasks], 6)._program(schedule.steps)
     done = 0
     for rows, times in program:
         assert rows >= sum(steps > done for steps in schedule.steps)
@@ -141,14 +133,17 @@ class Mean(FedAvg):
 @pytest.mark.parametrize(
     ("method", "values", "why"),
     [
-        (Mean(), {}, "one number a sample"),
+        (Mean(), {}, "a number for each sample"),
+        (Mixing(), {}, "depends on the other samples of its batch"),
         (Enclosed(), {}, "another function for every client"),
         (methods.load("moon")(), {"augment": "cifar"}, "must look at every batch"),
     ],
-    ids=["mean", "closure", "augmented teachers of their own"],
+    ids=["mean", "mixing", "closure", "augmented teachers of their own"],
 )
 def test_what_cannot_be_stacked_is_told_why(method: Method, values: dict[str, Any], why: str) -> None:
-    with pytest.raises(UserError, match=f"--engine stacked does not go here: .*{why}.*--engine graphs"):
+    with pytest.raises(
+        UserError, match=f"--engine stacked cannot train these clients: .*{why}.*--engine graphs"
+    ):
         trained(experiment(method, **values), "stacked", 2)
 
 
@@ -162,8 +157,8 @@ def test_a_stacked_client_that_diverges_does_not_harm_the_others() -> None:
     data.x_train[:20] = 255
     prepared = experiment(FedAvg(), data, lr=1e30, on_divergence="skip")
     replies = list(
-        DeviceBackend(prepared.site(), "stacked").ask(
-            Request(0, "train", {"weights": prepared.weights}), range(6), {}
+        DeviceBackend(prepared.worker(), "stacked").ask(
+            Request(0, "train", {"weights": prepared.weights}, "train"), range(6), {}
         )
     )
     assert all("no longer finite" in reply.problem for reply in replies)
@@ -190,29 +185,17 @@ def test_what_no_longer_stacks_goes_on_in_lanes() -> None:
     """MOON has no teacher in its first round, and one for each client in the second."""
 
     class Lanes:
-        grown = False
-
-        def __init__(self, site: Site):
-            self.site = site
-
-        def try_out(self, *_: object) -> None: ...
-
-        def grow(self) -> None:
-            self.grown = True
-
         def run(self, request: Request, clients: Any, state: Any) -> Any:
-            return (self.site.answer(request, k, state(k)) for k in clients)
+            return (backend.worker.answer(request, k, state(k)) for k in clients)
 
     prepared = experiment(methods.load("moon")(), augment="cifar", participation=1.0)
-    backend = DeviceBackend(prepared.site(), "stacked")
-    backend.lanes = Lanes(backend.site)
-    backend.lanes.training = set()
+    backend = DeviceBackend(prepared.worker(), "stacked")
+    backend.lanes = Lanes()
     federation = Federation(prepared, backend)
     federation.step()
-    assert backend.chosen == "stacked"
+    assert backend.engine == "stacked"
     federation.step()
-    assert backend.chosen == "graphs"
-    assert backend.lanes.grown
+    assert backend.engine == "graphs"
     close(
         federation,
         trained(experiment(methods.load("moon")(), augment="cifar", participation=1.0), "eager", 2),
@@ -222,25 +205,13 @@ def test_what_no_longer_stacks_goes_on_in_lanes() -> None:
 def test_a_model_that_changes_its_buffers_is_not_stacked() -> None:
     with pytest.raises(UserError, match="changes its buffers"):
         trained(assigning(), "stacked")
-    prepared = experiment(FedAvg())
-    assert not Stacked(prepared.site(), 4).reason_against
 
 
 def test_a_recorded_step_finds_assigned_buffers_where_they_stay() -> None:
     prepared = assigning()
-    site, tasks = prepared.site(), []
-
-    class Catch:
-        def train(self, task: Task) -> Any:
-            tasks.append(task)
-            raise InterruptedError
-
-    client = Client(site, 0, 0)
-    client.engine = Catch()
-    with pytest.raises(InterruptedError):
-        client.train(prepared.weights, site.method.loss)
-    steps = Steps(site, tasks[0])
-    steps.load(tasks[0], tasks[0].order().reshape(-1))
+    task = task_of(prepared, 0)
+    steps = Steps(task, task.samples)
+    steps.load(task)
     for _ in range(3):
         steps.step(16)
     module: Any = steps.network.module

@@ -25,7 +25,8 @@ from fedcsd.errors import UserError, one_line
 from fedcsd.experiments.choices import make_method
 from fedcsd.experiments.experiment import factory_of, prepare
 from fedcsd.messages import Reply, Request, described, restored
-from fedcsd.training.workspace import Site
+from fedcsd.training.worker import Worker
+from fedcsd.training.workspace import Workspace
 from fedcsd.weights import Layout, Values, Weights
 
 SITES_KEPT = 2  # in memory: an experiment that changes is not built anew for every message
@@ -33,15 +34,15 @@ SITES_KEPT = 2  # in memory: an experiment that changes is not built anew for ev
 
 @dataclass
 class Place:
-    """What is built once for a run: the site, which client it is, and its disk."""
+    """What is built once for a run: the worker, which client it is, and its disk."""
 
-    site: Site
+    worker: Worker
     number: int
     store: Store
 
     @property
     def layout(self) -> Layout:
-        return self.site.network("student").layout
+        return self.worker.workspace.model.layout
 
 
 class Node:
@@ -85,8 +86,8 @@ class Node:
             about |= data.normalisation
         else:
             place = self.place({**header, "client": int(self.name)})
-            about |= {"samples": len(place.site.parts[place.number])}
-            about |= {"model": place.layout.fingerprint(), "data": place.site.data.fingerprint()}
+            about |= {"samples": len(place.worker.workspace.parts[place.number])}
+            about |= {"model": place.layout.fingerprint(), "data": place.worker.workspace.data.fingerprint()}
         return Parcel(about)
 
     def data(self, config: Mapping[str, Any]) -> Dataset:
@@ -105,19 +106,20 @@ class Node:
         if key not in self.places:
             number, config = int(header["client"]), header["config"]
             sites = header["mode"] == "sites"
-            site = self.own_site(config, number) if sites else whole_site(json.dumps(config))
-            if not number < len(site.parts):
-                raise UserError(f"this node is client {number}, and the run has {len(site.parts)} clients")
+            worker = self.own_worker(config, number) if sites else whole_worker(json.dumps(config))
+            parts = worker.workspace.parts
+            if not number < len(parts):
+                raise UserError(f"this node is client {number}, and the run has {len(parts)} clients")
             if not (run := str(header["run"])).isalnum():
                 raise UserError(f"{run[:20]!r} is no name of a run")
             limit = float(self.config.get("state-megabytes", MEGABYTES))
             store = Store(self.home / self.name.replace("/", "_"), run, limit)
             self.places = dict([*self.places.items()][-(SITES_KEPT - 1) :])
-            self.places[key] = Place(site, number, store)
+            self.places[key] = Place(worker, number, store)
         return self.places[key]
 
-    def own_site(self, config: Mapping[str, Any], number: int) -> Site:
-        """A site whose one client has all of the data that is here."""
+    def own_worker(self, config: Mapping[str, Any], number: int) -> Worker:
+        """A worker whose one client has all of the data that is here."""
         data, agreed = self.data(config), config["agreed"]
         settings = build(Settings, config["settings"])
         if list(data.shape) != agreed["shape"] or data.classes > agreed["classes"]:
@@ -132,7 +134,7 @@ class Node:
         parts = [nothing] * settings.clients
         parts[number] = torch.arange(len(data.y_train))
         model = factory_of(config["model"], None, data)
-        return Site(settings, make_method(config["method"]), data, parts, [], model)
+        return Worker(Workspace(settings, data, parts, [], model), make_method(config["method"]))
 
     def ask(self, parcel: Parcel) -> Parcel:
         """One function of the method's client half."""
@@ -143,9 +145,9 @@ class Node:
             return Parcel({"lacks": lacks})
         state = place.store.state(header["version"], place.layout) if header["version"] else {}
         request = Request(header["round"], header["function"], values)
-        reply = place.site.answer(request, place.number, {} if state is None else state)
+        reply = place.worker.answer(request, place.number, {} if state is None else state)
         deployment = build(Deployment, header["deploy"])
-        reply = replace(reply, values=protected(reply.values, place.site, place.number, deployment))
+        reply = replace(reply, values=protected(reply.values, place.worker, place.number, deployment))
         if not reply.problem and (reply.state or header["version"]):
             place.store.keep_state(header["round"] + 1, reply.state, header["needed"])
         answer = packed(reply)
@@ -193,7 +195,7 @@ class Node:
         if lacks:
             return Parcel({"lacks": lacks})
         request = Request(parcel.header["round"], "evaluate", values)
-        replies = [place.site.evaluate(request, block) for block in range(len(place.site.blocks))]
+        replies, _ = place.worker.evaluate_all(request)
         return Parcel(
             {
                 "right": sum(int(r["correct"].sum()) for r in replies),
@@ -204,10 +206,10 @@ class Node:
 
 
 @lru_cache(maxsize=SITES_KEPT)
-def whole_site(config: str) -> Site:
-    """A site with all clients of a partition, of which a node answers for one. In a simulation the nodes
+def whole_worker(config: str) -> Worker:
+    """A worker with all clients of a partition, of which a node answers for one. In a simulation the nodes
     of one process share it."""
-    return prepare(json.loads(config)).site()
+    return prepare(json.loads(config)).worker()
 
 
 def packed(reply: Reply) -> Parcel:
@@ -218,15 +220,16 @@ def packed(reply: Reply) -> Parcel:
     return Parcel({**header, "kept": bool(reply.state)}, arrays)
 
 
-def protected(values: Values, site: Site, number: int, deployment: Deployment) -> Values:
+def protected(values: Values, worker: Worker, number: int, deployment: Deployment) -> Values:
     """Hide of the private values that the method declares: classes of few samples, and exact numbers."""
-    hidden = dict(values)
-    for name, which in site.method.reveals.items():
+    hidden, workspace = dict(values), worker.workspace
+    for name, which in worker.method.reveals.items():
         private, held = values.get(name), values.get(which)
         if not isinstance(private, Tensor) or not isinstance(held, Tensor):
             continue
         if deployment.prototype_min_count:
-            counts = torch.bincount(site.data.y_train[site.parts[number]], minlength=site.data.classes)
+            labels = workspace.data.y_train[workspace.parts[number]]
+            counts = torch.bincount(labels, minlength=workspace.data.classes)
             held = held & (counts >= deployment.prototype_min_count)
             private = private * held.reshape(-1, *[1] * (private.ndim - 1))
         if deployment.prototype_noise:

@@ -42,7 +42,7 @@ class FlowerBackend(Backend):
         self.post, self.roster, self.states = post, roster, states
         self.checks = Checks(experiment, deployment)
         self.holdings = Holdings(deployment)
-        self.site = experiment.site() if len(experiment.data.y_test) else None
+        self.worker = experiment.worker() if len(experiment.data.y_test) else None
         self.overdue: dict[str, int] = {}
         self.refusals: list[str] = []
         self.tally = Counter[str]()
@@ -71,9 +71,8 @@ class FlowerBackend(Backend):
 
     def evaluate(self, round: int, weights: Weights) -> Evaluation:
         request = Request(round, "evaluate", {"weights": weights}, "evaluate")
-        if self.site is not None:
-            replies = [self.site.evaluate(request, block) for block in range(len(self.site.blocks))]
-            return Evaluation.of_blocks(replies, len(self.site.data.y_test))
+        if self.worker is not None:
+            return Evaluation.of_blocks(*self.worker.evaluate_all(request))
         return self._evaluate_at_sites(request)
 
     def _evaluate_at_sites(self, request: Request) -> Evaluation:

@@ -16,7 +16,8 @@ from fedcsd.deploy.settings import Deployment
 from fedcsd.deploy.wire import Malformed, Parcel
 from fedcsd.experiments.experiment import Experiment
 from fedcsd.messages import Notes, Reply, Request
-from fedcsd.training.workspace import Site
+from fedcsd.training.worker import Worker
+from fedcsd.training.workspace import Workspace
 from fedcsd.weights import Layout, Values, Weights
 
 FAR = 1000.0  # times the norm of the global model: no training goes there in a round
@@ -39,14 +40,14 @@ class Checks:
     def __init__(self, experiment: Experiment, deployment: Deployment):
         self.experiment, self.deployment = experiment, deployment
         self.layout: Layout = experiment.network.layout
-        self.site = _stage(experiment)
+        self.worker = _rehearsal(experiment)
         self._kinds: dict[str, tuple[dict[str, Kind], set[str]]] = {}
 
     def kinds(self, request: Request) -> tuple[dict[str, Kind], set[str]]:
         """What a right reply to this request holds, and what is measured for it."""
         if request.function not in self._kinds:
             with torch.random.fork_rng(devices=[]):
-                reply = self.site.answer(request, 0, {})
+                reply = self.worker.answer(request, 0, {})
             found = {name: _kind(value) for name, value in reply.values.items()}
             self._kinds[request.function] = found, set(reply.notes) | NOTES
         return self._kinds[request.function]
@@ -115,14 +116,15 @@ class Checks:
                 raise Malformed(f"{name} has norm {float(value.double().norm()):.3g}, over {limit:.3g}")
 
 
-def _stage(experiment: Experiment) -> Site:
-    """A site with one client of a few empty images, to rehearse on."""
+def _rehearsal(experiment: Experiment) -> Worker:
+    """Make a worker with one client of a few empty images."""
     data = experiment.data
     x = torch.zeros((SAMPLES, *data.shape), dtype=data.x_train.dtype)
     y = torch.arange(SAMPLES) % data.classes
     small = replace(data, x_train=x, y_train=y, x_test=x, y_test=y, groups=None, key="")
     settings = replace(experiment.settings, epochs=1, batch_size=SAMPLES, holdout=0.0, lr=1e-6)
-    return Site(settings, experiment.method, small, [torch.arange(SAMPLES)], [], experiment.factory)
+    parts = [torch.arange(SAMPLES)]
+    return Worker(Workspace(settings, small, parts, [], experiment.factory), experiment.method)
 
 
 def _kind(value: Any) -> Kind:

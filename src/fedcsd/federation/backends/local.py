@@ -29,7 +29,7 @@ from fedcsd.federation.backends import frames
 from fedcsd.federation.backends.protocol import Backend, one_thread
 from fedcsd.federation.evaluation import Evaluation
 from fedcsd.messages import Reply, Request
-from fedcsd.training.workspace import Site
+from fedcsd.training.worker import Worker
 from fedcsd.weights import Layout, Values, Weights
 
 DEATHS = 3  # a client that ends its worker this often ends the run
@@ -59,12 +59,12 @@ class Lane:
     The lane answers items in the order in which it was given them.
     """
 
-    def __init__(self, context: BaseContext, site: Site, layout: Layout):
+    def __init__(self, context: BaseContext, worker: Worker, layout: Layout):
         self.pipe, theirs = context.Pipe()
         forked = context.get_start_method() == "fork"
         halves = [frames.Shared(frames.room(layout)) if forked else None for _ in range(2)]
         self.process = context.Process(  # type: ignore[attr-defined]
-            target=serve, args=(theirs, self.pipe, site, halves), daemon=True
+            target=serve, args=(theirs, self.pipe, worker, halves), daemon=True
         )
         try:
             self.process.start()
@@ -105,7 +105,9 @@ class Lane:
         self.process.join()
 
 
-def serve(pipe: Connection, theirs: Connection, site: Site, halves: Sequence[frames.Shared | None]) -> None:
+def serve(
+    pipe: Connection, theirs: Connection, worker: Worker, halves: Sequence[frames.Shared | None]
+) -> None:
     """Answer items until the other end is gone; runs in the worker process."""
     theirs.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
@@ -113,7 +115,7 @@ def serve(pipe: Connection, theirs: Connection, site: Site, halves: Sequence[fra
     torch.set_num_threads(1)
     gc.freeze()  # a collection that looks through the forked memory would copy all of its pages
     follow_parent()
-    layout = site.network("student").layout
+    layout = worker.workspace.model.layout
     request = Request(0, "", {})
     with suppress(EOFError, OSError):
         for shared in itertools.cycle(halves):
@@ -121,7 +123,7 @@ def serve(pipe: Connection, theirs: Connection, site: Site, halves: Sequence[fra
             parts = parted(values)
             if "function" in header:
                 request = Request(header["round"], header["function"], parts["v"], header["kind"])
-            pipe.send_bytes(_answer(site, request, header["item"], parts["s"], shared))
+            pipe.send_bytes(_answer(worker, request, header["item"], parts["s"], shared))
 
 
 def parted(values: Values) -> dict[str, dict[str, Any]]:
@@ -137,10 +139,12 @@ def joined(values: Values, state: Values) -> dict[str, Any]:
     return {f"v.{name}": v for name, v in values.items()} | {f"s.{name}": v for name, v in state.items()}
 
 
-def _answer(site: Site, request: Request, item: int, state: Values, shared: frames.Shared | None) -> bytes:
+def _answer(
+    worker: Worker, request: Request, item: int, state: Values, shared: frames.Shared | None
+) -> bytes:
     try:
         evaluate = request.kind == "evaluate"
-        reply = site.evaluate(request, item) if evaluate else site.answer(request, item, state)
+        reply = worker.evaluate(request, item) if evaluate else worker.answer(request, item, state)
         header = {"item": item, "samples": reply.samples, "notes": reply.notes, "problem": reply.problem}
         return frames.write(header, joined(reply.values, reply.state), shared)
     except Exception as error:
@@ -164,14 +168,14 @@ def follow_parent() -> None:
 class LocalBackend(Backend):
     """Deals clients to lanes and yields their replies in order."""
 
-    def __init__(self, site: Site, layout: Layout, workers: int = 0, start_method: str = ""):
+    def __init__(self, worker: Worker, layout: Layout, workers: int = 0, start_method: str = ""):
         self.context = multiprocessing.get_context(start_method or ("spawn" if _no_fork() else "fork"))
-        self.site, self.layout = site, layout
+        self.worker, self.layout = worker, layout
         self.requests = itertools.count(1)
         self.round = -1
         self.homes: dict[int, Lane] = {}
         """the lane that each client of this round was given to, which remembers its teacher's outputs"""
-        self.lanes = [Lane(self.context, site, layout) for _ in range(workers or cores())]
+        self.lanes = [Lane(self.context, worker, layout) for _ in range(workers or cores())]
         self.alone = ExitStack()
         self.alone.enter_context(one_thread())
 
@@ -182,8 +186,8 @@ class LocalBackend(Backend):
 
     def evaluate(self, round: int, weights: Weights) -> Evaluation:
         request = Request(round, "evaluate", {"weights": weights}, "evaluate")
-        replies = self._deal(request, range(len(self.site.blocks)), {}, {})
-        return Evaluation.of_blocks(replies, len(self.site.data.y_test))
+        replies = self._deal(request, range(len(self.worker.workspace.blocks)), {}, {})
+        return Evaluation.of_blocks(replies, len(self.worker.workspace.data.y_test))
 
     def close(self) -> None:
         for lane in self.lanes:
@@ -278,7 +282,7 @@ class LocalBackend(Backend):
                     f"the worker process for client {items[0]} died {DEATHS} times ({why}): try fewer --workers or a smaller --batch-size"
                 )
         waiting.extendleft(reversed(items))
-        self.lanes[self.lanes.index(lane)] = Lane(self.context, self.site, self.layout)
+        self.lanes[self.lanes.index(lane)] = Lane(self.context, self.worker, self.layout)
 
 
 def _next_item(lane: Lane, waiting: Sequence[int], homes: Mapping[int, Lane]) -> int:

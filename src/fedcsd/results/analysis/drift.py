@@ -39,6 +39,7 @@ from fedcsd.results.plots import method_label
 from fedcsd.results.rows import told
 from fedcsd.results.style import COLOURS, PAGE, dress, lettered, look, printed, verbatim
 from fedcsd.training import Client
+from fedcsd.training.workspace import Workspace
 from fedcsd.weights import Weights
 
 PAPER = ("fedavg", "feature_distillation", "logit_distillation", "fedcsd")
@@ -135,10 +136,10 @@ class Meter:
         self.images = images
 
     def __call__(self, client: Client, start: Weights, now: Weights) -> Mapping[str, Tensor]:
-        site = client.site
-        before = site.remembered((-2, start.token), lambda: self._outputs(client, start))
-        after = self._outputs(client, now)
-        labels = site.data.y_test[: self.images]
+        workspace = client.workspace
+        before = workspace.remembered((-2, start.token), lambda: self._outputs(workspace, start))
+        after = self._outputs(workspace, now)
+        labels = workspace.data.y_test[: self.images]
         right = labels[after.logits.argmax(1) == labels]
         return {
             "weights": now.flat.cpu(),
@@ -147,10 +148,9 @@ class Meter:
             "right": torch.bincount(right, minlength=client.classes).cpu(),
         }
 
-    def _outputs(self, client: Client, weights: Weights) -> Outputs:
-        site = client.site
-        rows = torch.arange(self.images, device=site.device)
-        return site.forward(site.frozen("", weights), site.data.x_test, rows)
+    def _outputs(self, workspace: Workspace, weights: Weights) -> Outputs:
+        rows = torch.arange(self.images, device=workspace.device)
+        return workspace.forward(workspace.frozen("", weights), workspace.data.x_test, rows)
 
 
 class Gathered:
@@ -160,11 +160,10 @@ class Gathered:
         self.mean, self.done = Mean(), done
         self.seen: dict[int, dict[str, Tensor]] = {}
 
-    def __call__(self, reply: Reply) -> None:
-        if "observed.weights" in reply.values and not reply.problem:
-            self.mean.add(reply["observed.weights"], reply.samples)
-            names = ("logit_drift", "feature_drift", "right")
-            self.seen[reply.client] = {name: reply[f"observed.{name}"] for name in names}
+    def __call__(self, reply: Reply, observed: Mapping[str, Tensor]) -> None:
+        if observed:
+            self.mean.add(observed["weights"], reply.samples)
+            self.seen[reply.client] = {name: v for name, v in observed.items() if name != "weights"}
             self.done()
 
     def averages(self) -> Iterator[Tensor]:

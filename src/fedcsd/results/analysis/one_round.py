@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from fedcsd.config import Settings
 from fedcsd.config.settings import defaults_where
@@ -18,14 +19,12 @@ from fedcsd.experiments.machine import backend_for
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import Run, load_run
 from fedcsd.experiments.summary import summarise
-from fedcsd.federation.backends.protocol import Backend
 from fedcsd.federation.cohort import cohort
-from fedcsd.federation.evaluation import Evaluation
 from fedcsd.federation.rounds import Federation
-from fedcsd.messages import Reply, Request
+from fedcsd.messages import Reply
 from fedcsd.methods import Method
-from fedcsd.training.client import Observer
-from fedcsd.weights import Value, Values, Weights
+from fedcsd.results.analysis.observation import Observed, Observer
+from fedcsd.weights import Value, Weights
 
 Report = Callable[[str, int, int], object]
 """Told what is at work, and how many of how many pieces of work are done."""
@@ -121,27 +120,6 @@ class Chosen(Federation):
         return self.chosen
 
 
-class Tap(Backend):
-    """A backend whose replies are shown to somebody on their way; the method sees nothing of what was
-    observed."""
-
-    def __init__(self, backend: Backend, seen: Callable[[Reply], object]):
-        self.backend, self.seen = backend, seen
-        self.server_device = backend.server_device
-
-    def ask(self, request: Request, clients: Sequence[int], states: Mapping[int, Values]) -> Iterator[Reply]:
-        for reply in self.backend.ask(request, clients, states):
-            self.seen(reply)
-            values = {name: v for name, v in reply.values.items() if not name.startswith("observed.")}
-            yield replace(reply, values=values)
-
-    def evaluate(self, round: int, weights: Weights) -> Evaluation:
-        return self.backend.evaluate(round, weights)
-
-    def close(self) -> None:
-        self.backend.close()
-
-
 Kept = tuple[dict[str, Any], dict[str, Value]]
 """What a method and its clients keep of earlier rounds, as `Federation.save` gives it."""
 
@@ -169,17 +147,18 @@ def next_round(
     experiment: Experiment,
     rounds: int,
     clients: Sequence[int],
-    seen: Callable[[Reply], object],
+    seen: Callable[[Reply, Mapping[str, Tensor]], object],
     observer: Observer | None = None,
     kept: Kept | None = None,
 ) -> Iterator[Federation]:
-    """The method's round after so many rounds, done, with every reply shown to `seen`.
+    """Do the method's round after so many rounds; `seen` gets every reply and what was observed.
 
     Without anything kept the method starts anew from the experiment's weights, so that its teacher is the
     model it starts from.
     """
-    with backend_for(experiment, observer) as backend:
-        federation = Chosen(experiment, Tap(backend, seen))
+    experiment = replace(experiment, method=Observed(experiment.method, seen, observer))
+    with backend_for(experiment) as backend:
+        federation = Chosen(experiment, backend)
         if kept:
             federation.load(*kept)
         federation.round, federation.chosen = rounds, clients

@@ -177,7 +177,7 @@ def _local(
         raise UserError(f"there is no client {client}: choose from 0 to {len(held) - 1}")
     found: dict[int, Weights] = {}
 
-    def seen(reply: Reply) -> None:
+    def seen(reply: Reply, _: Mapping[str, Tensor]) -> None:
         if isinstance(reply.values.get("weights"), Weights):
             found[reply.client] = reply.weights
 
@@ -211,11 +211,10 @@ def features_of(
     data = experiment.data
     rng = seeds.rng(experiment.settings.seed, "tsne")
     rows = np.sort(rng.permutation(len(data.y_test))[:samples])
-    site = experiment.site()
-    features = site.forward(
-        site.frozen("", weights.to(site.device)),
-        site.data.x_test,
-        torch.from_numpy(rows).to(site.device),
+    workspace = experiment.worker().workspace
+    network = workspace.frozen("", weights.to(workspace.device))
+    features = workspace.forward(
+        network, workspace.data.x_test, torch.from_numpy(rows).to(workspace.device)
     ).features
     return features.flatten(1).cpu().numpy(), data.y_test.numpy()[rows]
 

@@ -1,4 +1,4 @@
-"""Clients whose trainings are one: each is answered in a thread of its own, up to its training."""
+"""Clients that train as one: each is answered in a thread of its own, up to its training."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -9,16 +9,16 @@ from fedcsd.training.task import Task, Trained
 
 
 class Turn:
-    """Runs one client's answer until it comes to a training, stops there, and goes on with the result: a
-    thread of its own, of which only one runs at a time. It stays for the next answer, since what PyTorch
-    and its libraries keep for each thread takes longer to make than an answer."""
+    """A thread that runs one client's answer up to its training and goes on with the result.
+
+    Only one turn runs at a time. The thread stays for the next answer, since what PyTorch and its
+    libraries keep for each thread takes longer to make than an answer.
+    """
 
     def __init__(self) -> None:
         self.answer: Callable[[Turn], Any] | None = None
         self.task: Task | None = None
         """the training that it waits for"""
-        self.trained = False
-        """whether it has ever come to one"""
         self.result: Any = None
         """of that training, or of the whole answer; an exception if it failed"""
         self._mine, self._yours = threading.Lock(), threading.Lock()  # released by the other side, in turn
@@ -27,25 +27,27 @@ class Turn:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def go_on(self) -> None:
-        """Let it run to its next training, or to its end."""
+        """Run to the next training or to the end."""
         self._mine.release()
         try:
             self._yours.acquire()
         except BaseException:
-            self._yours.acquire()  # it runs: nobody else may
+            self._yours.acquire()  # it runs: no other turn may
             raise
 
     def train(self, task: Task) -> Trained:
-        self.task, self.trained = task, True
+        """Wait for the result of a training; the client's engine."""
+        self.task = task
         self._yours.release()
         self._mine.acquire()
         self.task = None
         if isinstance(self.result, BaseException):
             raise self.result
+        task.start_generators()  # other clients drew meanwhile, this one's training drew nothing
         return cast(Trained, self.result)
 
     def close(self) -> None:
-        """To be called when it stands still; a training that it waits for will not come."""
+        """End the thread, which must not run now; a training that it waits for fails."""
         self.answer, self.result = None, RuntimeError("the round was stopped")
         self._mine.release()
 
@@ -62,7 +64,7 @@ class Turn:
 
 
 def take_turns(engine: Stacked, turns: Sequence[Turn], answers: Sequence[Callable[[Turn], Any]]) -> list[Any]:
-    """What these answer, or the exceptions that they end with; trainings that they come to are one."""
+    """Return the results of the answers or their exceptions; their trainings are one."""
     for turn, answer in zip(turns, answers, strict=True):
         turn.answer = answer
     going = list(turns)
