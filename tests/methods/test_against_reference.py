@@ -133,7 +133,7 @@ def test_it_is_what_the_rules_say(name: str, case: str) -> None:
         for k, state in kept.items():
             close(states[k][entry], state, names, case)
     for k, state in want.personal.items():
-        client = Client(federation.backend.workspace, k, ROUNDS, dict(states.get(k, {})))
+        client = Client(federation.backend.worker.workspace, k, ROUNDS, dict(states.get(k, {})))
         close(experiment.method.personal(client, weights), state, names, case)
 
 

@@ -317,7 +317,7 @@ def test_personalised_methods_test_each_client_s_model_on_its_own_data(name: str
     assert record["client_accuracy_worst_decile"] == pytest.approx(min(shared))
     assert ("client_accuracy_personal_mean" in record) == (name in PERSONALISED)
     if name in PERSONALISED:
-        site, states = federation.backend.site, federation.states
+        site, states = federation.backend.worker.workspace, federation.states
         clients = [Client(site, k, federation.round, dict(states.get(k, {}))) for k in range(4)]
         own = [accuracy(experiment, method.personal(c, weights), c.number) for c in clients]
         assert record["client_accuracy_personal_mean"] == pytest.approx(np.mean(own))

@@ -110,7 +110,10 @@ class Bad(FedAvg):
             r"the method's round\(\) failed: TypeError: server\.note must be .* \(test_own_mistakes\.py",
         ),
         ("tensor", r"server\.weights must be weights, .*; it is a Tensor \(test_own_mistakes\.py"),
-        ("measure", r"the loss measures 'mean' with shape \[\]: return a number for each sample, here \[\d+\]"),
+        (
+            "measure",
+            r"the loss measures 'mean' with shape \[\]: return a number for each sample, here \[\d+\]",
+        ),
     ],
 )
 def test_mistakes_in_a_method_are_named(kind: str, message: str) -> None:
