@@ -20,7 +20,7 @@ from plain_loop import images
 
 from fedcsd.data import Dataset
 from fedcsd.experiments.experiment import prepare
-from fedcsd.experiments.provenance import commit, facts
+from fedcsd.experiments.provenance import commit, environment
 from fedcsd.federation.backends.device import DeviceBackend
 from fedcsd.federation.rounds import Federation
 from fedcsd.methods import methods
@@ -92,7 +92,7 @@ def main() -> None:
             f"| {name} | {row['seconds']:.3f} | {row['ratio']:.2f} | {row['models_down']:.2f} | {row['models_up']:.2f} |"
         )
     if options.json:
-        told = {"settings": {**vars(options), "json": str(options.json)}, "commit": commit(), **facts()}
+        told = {"settings": {**vars(options), "json": str(options.json)}, "commit": commit(), **environment()}
         options.json.write_text(json.dumps({**told, "methods": found}, indent=2) + "\n", encoding="utf-8")
 
 

@@ -27,9 +27,10 @@ import torch
 from fedcsd.config.toml import read_toml
 from fedcsd.errors import Diverged
 from fedcsd.experiments.comparison_folder import run_name
-from fedcsd.experiments.provenance import facts
+from fedcsd.experiments.provenance import environment
+from fedcsd.experiments.resuming import resume
 from fedcsd.experiments.run_folder import RunDirectory
-from fedcsd.experiments.running import resume, run
+from fedcsd.experiments.running import run
 from fedcsd.methods import methods
 
 PRESETS = [f"fedcsd:{name}" for name in methods.load("fedcsd").presets]
@@ -89,12 +90,12 @@ def collect(found: dict[Key, dict[str, Any]], settings: dict[str, Any]) -> dict[
     for (label, beta, lr, _), ended in sorted(found.items(), key=lambda item: item[0][3]):
         rows.setdefault((label, beta, lr), []).append(ended)
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    host = facts()["host"]["processor"]
+    host = environment()["host"]["processor"]
     return {
         "command": "python " + shlex.join(sys.argv),
         "commit": commit.stdout.strip() or "unknown",
         "device": torch.cuda.get_device_name() if settings["device"] == "cuda" else host,
-        "versions": facts()["versions"],
+        "versions": environment()["versions"],
         "settings": settings,
         "rows": [
             {"method": label, "beta": beta, "lr": lr, "runs": runs}

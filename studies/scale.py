@@ -192,7 +192,7 @@ def measure(point: Point, device: str, workers: int, disk: str | None) -> dict[s
         job = jobs.begin(values, given=given, out=Path(folder) / "run")
         jobs.train(job, meter)
     rounds = meter.rounds[1 : 1 + point.timed]
-    facts = provenance.facts()
+    facts = provenance.environment()
     found = {
         "rounds": rounds,
         "model_bytes": job.experiment.weights.nbytes,

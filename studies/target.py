@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import fedcsd
-from fedcsd.experiments.provenance import facts
+from fedcsd.experiments.provenance import environment
 from fedcsd.experiments.running import Run
 from fedcsd.results.plots import flat, plot_target
 from fedcsd.results.terminal import ProgressDisplay
@@ -139,7 +139,7 @@ def main() -> None:
         told: dict[str, Any] = {
             "command": "python " + shlex.join(sys.argv),
             "commit": commit.stdout.strip(),
-            **facts(),
+            **environment(),
         }
         told |= {"settings": shared, "rows": rows}
         options.json.write_text(json.dumps(told) + "\n", encoding="utf-8")

@@ -11,7 +11,7 @@ from fedcsd.__version__ import __version__ as __version__
 
 _homes = {
     "run": "fedcsd.experiments.running",
-    "resume": "fedcsd.experiments.running",
+    "resume": "fedcsd.experiments.resuming",
     "load_run": "fedcsd.experiments.running",
     "Run": "fedcsd.experiments.running",
     "compare": "fedcsd.results.comparison",
@@ -47,7 +47,8 @@ _homes = {
 if TYPE_CHECKING:
     from fedcsd.data import Dataset
     from fedcsd.errors import Diverged, RunStopped, UserError
-    from fedcsd.experiments.running import Run, load_run, resume, run
+    from fedcsd.experiments.resuming import resume
+    from fedcsd.experiments.running import Run, load_run, run
     from fedcsd.methods import Method
     from fedcsd.methods.confidence_penalty import ConfidencePenalty
     from fedcsd.methods.ditto import Ditto

@@ -9,8 +9,8 @@ import torch
 
 from fedcsd.deploy.wire import Parcel
 from fedcsd.errors import RunStopped, UserError
+from fedcsd.experiments.resuming import continued
 from fedcsd.experiments.run_folder import RunDirectory
-from fedcsd.experiments.running import take_up
 from fedcsd.methods import methods
 from helpers.deployments import same_bits, simulated
 from helpers.loop import LoopGrid, deployed
@@ -142,7 +142,7 @@ def test_a_killed_server_goes_on_with_the_states_that_its_nodes_have(tmp_path: P
     with pytest.raises(KeyboardInterrupt):
         deployed(grid, out, method="scaffold", rounds=4)
     with pytest.raises(UserError, match="is trained over Flower: go on with flwr run"):
-        take_up(out)
+        continued(out)
     grid.change = None
     deployed(grid, out, method="scaffold", rounds=4, resume=True)
     assert same_bits(out, simulated(out))

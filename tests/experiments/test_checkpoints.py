@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import fedcsd as package
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.checkpoints import Checkpoints
 from helpers.federations import blobs
 from helpers.runs import SMALL, same, stop_after
 
@@ -15,14 +15,14 @@ def test_slow_checkpoints_are_made_less_often(tmp_path: Path, monkeypatch: pytes
     settings = {**SMALL, "rounds": 12, "checkpoint_every": 0}
     package.run(data=blobs(), out=tmp_path / "whole", **settings)
     made: list[int] = []
-    quick = RunDirectory.checkpoint
+    quick = Checkpoints.save
 
-    def slow(self: RunDirectory, header: Any, values: Any) -> None:
+    def slow(self: Checkpoints, header: Any, values: Any) -> None:
         quick(self, header, values)
         made.append(header["round"])
         self._saving = 60.0  # so that the next is due after twenty minutes
 
-    monkeypatch.setattr(RunDirectory, "checkpoint", slow)
+    monkeypatch.setattr(Checkpoints, "save", slow)
     package.run(data=blobs(), out=tmp_path / "rarely", **settings)
     assert made == [1, 12]
     same(tmp_path / "whole", tmp_path / "rarely")

@@ -206,7 +206,7 @@ def test_a_comparison_goes_on_after_a_divergence_and_takes_the_mended_run(tmp_pa
 
     mended = package.resume(run.path, data=blobs(), method=Fragile(), lr=0.001)
     assert mended.diverged is None
-    assert mended.mended == ("after round 1: lr 0.01 -> 0.001",)
+    assert [str(change) for change in mended.changes] == ["after round 1: lr 0.01 -> 0.001"]
     result = compare()
     assert len(seen) == 4
     assert result.runs["fragile"][1].accuracy == mended.accuracy
@@ -245,12 +245,12 @@ def test_a_divergence_of_code_that_has_changed_since(tmp_path: Path) -> None:
     with pytest.warns(Note, match=r"Mine-seed0 was trained before .*mine\.py changed"):
         result = package.compare(f"{file}:Mine", data=blobs(), out=out, **SMALL)
     assert result.rows[0].accuracy == "diverged (round 1)"
-    with pytest.warns(Note, match="from here on it is trained with the new code"):
+    with pytest.warns(Note, match="from here on it trains with the new code"):
         mended = package.resume(path, data=blobs(), lr=0.001)
-    assert mended.mended == ("after round 0: lr 0.01 -> 0.001",)
+    assert str(mended.changes[0]) == "after round 0: lr 0.01 -> 0.001"
     directory = RunDirectory.open(path)
     assert directory.began["lr"] == 0.01
-    assert "code of the method" in directory.config["facts"]["changes"][1]
+    assert (directory.changes[1].kind, directory.changes[1].name) == ("code", "method")
 
 
 def test_a_reference_that_diverged_at_once(tmp_path: Path) -> None:

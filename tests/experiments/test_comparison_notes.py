@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 from matplotlib.figure import Figure
 
 import fedcsd as package
@@ -97,14 +98,14 @@ def test_a_run_trained_partly_with_other_code(tmp_path: Path) -> None:
 def test_code_that_trained_no_round_does_not_count(tmp_path: Path) -> None:
     run = package.run(method="fedavg", data=blobs(), out=tmp_path / "run", **SMALL)
     directory = RunDirectory.open(tmp_path / "run")
-    assert directory.code() == []
+    assert directory.code("method") == []
     assert run.path is not None
-    config = run.path / "config.toml"
-    changes = [
-        f"after round {r}: code of the method {a} -> {b}" for r, a, b in ((0, "a", "b"), (2, "b", "c"))
-    ]
-    config.write_text(config.read_text().replace("[facts]", f'[facts]\nmethod = "c"\nchanges = {changes}'))
-    assert directory.code() == [(0, "b"), (2, "c")]
+    config = directory.config
+    config["facts"]["code"]["method"] = "a"
+    (run.path / "config.toml").write_text(tomli_w.dumps(config))
+    directory.change(0, {}, {"method": "b"})
+    directory.change(2, {}, {"method": "c"})
+    assert directory.code("method") == [(0, "b"), (2, "c")]
 
 
 def test_show_tells_of_other_code(fedcsd: Fedcsd, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 
 import fedcsd as package
 from fedcsd.errors import Note, UserError
+from fedcsd.experiments.recorded import Change
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.summary import summarise
 from fedcsd.files import write_whole
@@ -137,7 +138,7 @@ def test_a_torn_checkpoint_is_passed_over(tmp_path: Path) -> None:
     newest.write_bytes(newest.read_bytes()[:-100])
     metrics = tmp_path / "cut" / "metrics.jsonl"
     metrics.write_bytes(metrics.read_bytes()[:-30])  # and the last line of measurements is torn as well
-    with pytest.warns(Note, match="what was saved after round 4 is damaged; going back to round 3"):
+    with pytest.warns(Note, match="the checkpoint of round 4 is damaged; going back to round 3"):
         package.resume(tmp_path / "cut", data=blobs())
     same(tmp_path / "whole", tmp_path / "cut")
 
@@ -170,7 +171,7 @@ def test_a_finished_run_can_be_trained_for_longer(tmp_path: Path) -> None:
     assert finished.summary["rounds"] == 2
     package.resume(tmp_path / "more", data=blobs(), rounds=5)
     same(tmp_path / "whole", tmp_path / "more")
-    assert RunDirectory.open(tmp_path / "more").config["facts"]["changes"] == ["after round 2: rounds 2 -> 5"]
+    assert RunDirectory.open(tmp_path / "more").changes == [Change(2, "setting", "rounds", 2, 5)]
 
 
 def test_other_data_is_refused(tmp_path: Path) -> None:

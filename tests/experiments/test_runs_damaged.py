@@ -173,8 +173,7 @@ def test_a_run_that_cannot_be_written_is_not_resumed(tmp_path: Path, monkeypatch
     def refuse(path: Path, content: bytes) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    for module in ("experiments.run_folder", "experiments.identity"):
-        monkeypatch.setattr(f"fedcsd.{module}.write_whole", refuse)
+    monkeypatch.setattr("fedcsd.experiments.run_folder.write_whole", refuse)
     for moved in ({}, {"data_dir": str(tmp_path)}):
         with pytest.raises(UserError, match=r"^cannot write to .*run: Permission denied$"):
             package.resume(tmp_path / "run", rounds=3, **moved)

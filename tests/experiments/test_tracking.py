@@ -11,8 +11,9 @@ import pytest
 import fedcsd as package
 from fedcsd.errors import Note, UserError
 from fedcsd.experiments import tracking
+from fedcsd.experiments.resuming import continued
 from fedcsd.experiments.run_folder import RunDirectory
-from fedcsd.experiments.running import begin, take_up, train
+from fedcsd.experiments.running import begin, train
 from fedcsd.experiments.tracking import EachRound, scalars
 from helpers.federations import blobs
 from helpers.program import Fedcsd
@@ -148,7 +149,7 @@ def test_they_are_no_part_of_what_a_run_is(tmp_path: Path) -> None:
         "fedavg", data=blobs(), out=tmp_path / "c", rounds=1, tensorboard=True, **SMALL
     )
     assert "tensorboard" not in compared.settings
-    assert take_up(tmp_path / "c" / "fedavg-seed0", changes={"tensorboard": True}) is None
+    assert continued(tmp_path / "c" / "fedavg-seed0", changes={"tensorboard": True}) is None
 
 
 def test_from_the_command_line(fedcsd: Fedcsd, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import torch
 
 import fedcsd
 from fedcsd.aggregation import weighted_mean
-from fedcsd.experiments import run_folder as runs
+from fedcsd.experiments import checkpoints
 from fedcsd.federation import states
 from fedcsd.federation.cohort import cohort
 from fedcsd.federation.rounds import Federation
@@ -83,7 +83,7 @@ def test_flushed_before_the_checkpoint_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
 ) -> None:
     flushed: set[str] = set()
-    flush, write, checkpoints = states.flush, runs.write_whole, []
+    flush, write, written = states.flush, checkpoints.write_whole, []
 
     def flushing(path: Path) -> None:
         flushed.add(path.name)
@@ -94,19 +94,19 @@ def test_flushed_before_the_checkpoint_is_written(
         if path.parent.name == "checkpoints":
             wanted = {file_name(*v) for v in states.versions(header_of(path)).items()}
             assert wanted | {"clients", path.parent.parent.name} <= flushed
-            checkpoints.append(path)
+            written.append(path)
 
     monkeypatch.setattr(states, "flush", flushing)
-    monkeypatch.setattr(runs, "write_whole", writing)
+    monkeypatch.setattr(checkpoints, "write_whole", writing)
     path, given = tmp_path / "run", {"data": blobs(), "method": Keeping()}
     if first == "memory":
         with monkeypatch.context() as context:
-            context.setattr(runs, "write_whole", write)
+            context.setattr(checkpoints, "write_whole", write)
             run(path, rounds=2)
         fedcsd.resume(path, **given, rounds=6, client_state="disk", checkpoint_every=2)
     else:
         run(path, client_state="disk", checkpoint_every=2)
-    assert len(checkpoints) == (2 if first == "memory" else 3)
+    assert len(written) == (2 if first == "memory" else 3)
 
 
 @pytest.mark.parametrize("kind", ["memory", "disk"])

@@ -1,6 +1,5 @@
 """States on disk after interruptions: killed anywhere, files lost, from memory to disk and back."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,9 @@ import pytest
 import fedcsd
 from fedcsd.errors import UserError
 from fedcsd.experiments import run_folder as runs
-from fedcsd.experiments.running import take_up, train
+from fedcsd.experiments.recorded import Change
+from fedcsd.experiments.resuming import continued
+from fedcsd.experiments.running import train
 from fedcsd.federation.states import DiskStates
 from helpers.federations import blobs
 from helpers.program import in_process
@@ -36,9 +37,7 @@ def test_a_run_may_go_on_with_the_other_kind(tmp_path: Path, whole: Path, before
         fedcsd.resume(cut, data=blobs(), method=Keeping(), client_state=after, on_round=stop_after(4))
     fedcsd.resume(cut, data=blobs(), method=Keeping())
     same(whole, cut)
-    assert runs.RunDirectory.open(cut).config["facts"]["changes"] == [
-        f"after round 2: client_state {before} -> {after}"
-    ]
+    assert runs.RunDirectory.open(cut).changes == [Change(2, "setting", "client_state", before, after)]
     assert files(cut) == set.union(*named(cut))
     assert bool(files(cut)) == (after == "disk")
 
@@ -61,19 +60,11 @@ def test_cut_off_while_it_moves_to_disk(tmp_path: Path, whole: Path, monkeypatch
     same(whole, cut)
 
 
-def test_a_run_from_before_the_setting_can_go_on(tmp_path: Path, whole: Path) -> None:
-    shutil.copytree(whole, tmp_path / "old")
-    config = tmp_path / "old" / "config.toml"
-    config.write_text(config.read_text().replace('client_state = "memory"\n', ""))
-    fedcsd.resume(tmp_path / "old", data=blobs(), method=Keeping(), rounds=7, client_state="disk")
-    assert len(named(tmp_path / "old")[0]) >= 7
-
-
 KILLED = """
 import os, signal, sys
 from pathlib import Path
 import fedcsd
-from fedcsd.experiments import run_folder as runs
+from fedcsd.experiments import checkpoints
 from fedcsd.federation import states
 from helpers.federations import blobs
 from helpers.states import SETTINGS, Keeping
@@ -103,7 +94,7 @@ if place == "state":  # half a state is written
 elif place == "flush":
     states.flush = die_at(states.flush)
 elif place == "checkpoint":  # the states are flushed, the checkpoint is not written
-    runs.RunDirectory.checkpoint = die_at(runs.RunDirectory.checkpoint)
+    checkpoints.Checkpoints.save = die_at(checkpoints.Checkpoints.save)
 elif place == "sweep":  # the checkpoint is written, some files are not removed
     Path.unlink = die_at(Path.unlink, after=True, counts=lambda path: path.parent.name == "clients")
 try:
@@ -124,7 +115,7 @@ def test_killed_anywhere_and_resumed_is_the_same_run(
 ) -> None:
     cut = tmp_path / "cut"
     assert in_process(KILLED, place, at, cut).returncode == -9
-    assert 0 <= runs.RunDirectory.open(cut).rounds_saved < 6
+    assert 0 <= runs.RunDirectory.open(cut).checkpoints.rounds_saved < 6
     fedcsd.resume(cut, data=blobs(), method=Keeping())
     same(whole, cut)
     assert files(cut) == set.union(*named(cut))
@@ -139,7 +130,7 @@ def test_only_what_a_checkpoint_names_stays(tmp_path: Path) -> None:
     assert len(newest) == len({name.partition("-")[0] for name in newest}) == 7  # one was never drawn
     (path / "clients" / "000003-r000099.safetensors").write_bytes(b"left over")
     (path / "clients" / "notes.safetensors").write_bytes(b"someone's own")
-    job = take_up(path, given={"data": blobs(), "method": Keeping()}, changes={"rounds": 7})
+    job = continued(path, given={"data": blobs(), "method": Keeping()}, changes={"rounds": 7})
     assert files(path) == {*newest, *older, "notes.safetensors"}
     assert job is not None
     train(job)
@@ -178,7 +169,7 @@ def test_a_checkpoint_that_was_passed_over_does_not_come_back(tmp_path: Path) ->
     spoil(cut / "clients" / min(newest - older), "missing")
     with pytest.raises(KeyboardInterrupt):
         fedcsd.resume(cut, data=blobs(), method=Keeping(), lr=0.1, checkpoint_every=5, on_round=stop_after(3))
-    assert runs.RunDirectory.open(cut).rounds_saved == 3
+    assert runs.RunDirectory.open(cut).checkpoints.rounds_saved == 3
 
 
 def test_a_state_that_no_checkpoint_can_do_without(tmp_path: Path, whole: Path) -> None:

@@ -14,7 +14,7 @@ from torch import Tensor
 from fedcsd.config.toml import FACTS
 from fedcsd.experiments import running as jobs
 from fedcsd.experiments.experiment import Experiment
-from fedcsd.experiments.machine import here
+from fedcsd.experiments.machine import this_machine
 from fedcsd.federation.backends.protocol import Backend
 from fedcsd.federation.evaluation import Evaluation
 from fedcsd.federation.states import States
@@ -50,7 +50,7 @@ def simulated(run: Path, absent: Absent | None = None) -> dict[str, Tensor]:
 
     @contextmanager
     def place(experiment: Experiment, folder: Path | None) -> Iterator[tuple[Backend, States]]:
-        with here(experiment, folder) as (backend, states):
+        with this_machine(experiment, folder) as (backend, states):
             yield Without(backend, absent or set()), states
 
     return jobs.train(job, place=place).weights

@@ -10,6 +10,7 @@ import tomli_w
 import fedcsd as package
 from fedcsd.experiments.summary import summarise
 from helpers.federations import blobs
+from helpers.runs import FACTS
 
 HOSTILE = "</script><script>document.title='owned'</script><!-- %{x} <b>&amp;"
 SMALL = {"clients": 4, "min_samples": 2, "rounds": 3, "epochs": 1, "batch_size": 16, "beta": 0.5}
@@ -32,7 +33,7 @@ def made(folder: Path, accuracies: list[float], *, ended: bool = True, **setting
         "seed": 0,
     }
     values |= {"clients": 2, "epochs": 1, "lr": 0.1, "train_size": 0, "holdout": 0.0, "beta": 0.5}
-    facts = {"versions": {"fedcsd": "0"}, "host": {"system": "x"}, "facts": {"data": "", "model": ""}}
+    facts = {"versions": {"fedcsd": "0"}, "host": {"system": "x"}, "facts": FACTS}
     config = {**values, "method": {"name": "fedavg"}, **settings, **facts}
     (folder / "config.toml").write_text(tomli_w.dumps(config))
     each = {"class_accuracies": [0.5, 1.0, 0.25], "client_accuracies": [0.9, 0.1]}

@@ -4,9 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import fedcsd
+from fedcsd.experiments.recorded import FORMAT
 from fedcsd.experiments.run_folder import RunDirectory
 from helpers.federations import blobs
 
+FACTS: dict[str, Any] = {"format": FORMAT, "data": "", "model": "", "code": {"package": ""}}
+"""the facts of a run's config.toml"""
 SMALL: dict[str, Any] = {"clients": 4, "min_samples": 2, "epochs": 1, "workers": 2, "checkpoint_every": 1}
 
 

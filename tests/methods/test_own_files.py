@@ -13,6 +13,8 @@ import fedcsd
 from fedcsd.config.toml import method_table
 from fedcsd.errors import Note, RunStopped, UserError
 from fedcsd.experiments.choices import make_method
+from fedcsd.experiments.recorded import Change
+from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.federation.backends.local import LocalBackend
 from fedcsd.methods import methods
 from helpers.federations import assert_found_by_workers, small
@@ -203,24 +205,21 @@ def test_a_run_is_resumed_from_another_folder(tmp_path: Path, monkeypatch: pytes
     whole = fedcsd.run(method="../mine.py:Scaled:by=0.5", rounds=3, out="whole", **QUICK)
     assert whole.settings["method"] == {"name": f"{tmp_path / 'mine.py'}:Scaled", "by": 0.5}
     assert Path("../run/model.safetensors").read_bytes() == Path("whole/model.safetensors").read_bytes()
-    facts = tomllib.loads(Path("../run/config.toml").read_text())["facts"]
-    assert not any("code" in change for change in facts["changes"])
+    assert not any(change.kind == "code" for change in RunDirectory.open(Path("../run")).changes)
 
 
 @pytest.mark.filterwarnings("error::fedcsd.errors.Note")
 def test_code_that_changed_is_noticed_and_noted() -> None:
     changed_run()
-    facts = tomllib.loads(Path("run/config.toml").read_text())["facts"]
+    before = RunDirectory.open(Path("run")).config["facts"]["code"]["method"]
     write("mine.py", SCALED + "# a remark\n")
     with pytest.warns(Note, match=r"run was trained before .*mine.py changed"):
         fedcsd.load_run("run")
     with pytest.warns(Note, match=r"the code of .*mine.py:Scaled has changed since run was started"):
         fedcsd.resume("run", rounds=3)
-    now = tomllib.loads(Path("run/config.toml").read_text())["facts"]
-    assert now["changes"] == [
-        "after round 2: rounds 2 -> 3",
-        f"after round 2: code of the method {facts['method']} -> {now['method']}",
-    ]
+    now = RunDirectory.open(Path("run"))
+    code = now.config["facts"]["code"]["method"]
+    assert now.changes == [Change(2, "setting", "rounds", 2, 3), Change(2, "code", "method", before, code)]
     fedcsd.resume("run", rounds=4)  # what was said once is not said again: a Note would be an error here
     Path("mine.py").unlink()
     assert len(fedcsd.load_run("run").history) == 4

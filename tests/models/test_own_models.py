@@ -106,11 +106,9 @@ def test_a_file_that_has_moved(nets: Path, fedcsd: Fedcsd, tmp_path: Path) -> No
     longer = ("resume", "run", "--rounds", "2")
     gone = fedcsd(*longer)
     assert gone.returncode == 2
-    assert (
-        "nets.py, the model of run, is not there: fedcsd resume run --model FOLDER/nets.py:net" in gone.stderr
-    )
+    assert "nets.py, the model of run, is not there: give its new place" in gone.stderr
     other = fedcsd(*longer, "--model", f"{there}:odd")
-    assert "--model tells where the file of net is, and nothing else" in other.stderr
+    assert "--model gives the file of the same model anew, and nothing else" in other.stderr
     moved = fedcsd(*longer, "--model", f"{there}:net")
     assert moved.returncode == 0, moved.stderr
     assert package.resume(tmp_path / "run", rounds=3).summary["rounds"] == 3  # it is known from now on
@@ -123,9 +121,7 @@ def test_a_file_that_has_moved(nets: Path, fedcsd: Fedcsd, tmp_path: Path) -> No
 
 def test_a_built_in_model_has_no_file(tmp_path: Path) -> None:
     package.run(data=blobs(), rounds=1, out=tmp_path / "run", **SMALL)
-    with pytest.raises(
-        UserError, match="has no file that --model could tell the place of; leave --model out"
-    ):
+    with pytest.raises(UserError, match="--model gives the file of the same model anew, and nothing else"):
         package.resume(tmp_path / "run", data=blobs(), model="simple_cnn", rounds=2)
     same_names = {"model": "mlp", "method": "fedcsd"}  # as they were: nothing moves
     assert package.resume(tmp_path / "run", data=blobs(), **same_names, rounds=2).summary["rounds"] == 2
@@ -146,12 +142,12 @@ def test_an_object_in_place_of_a_file(there: bool, nets: Path, tmp_path: Path) -
     package.run(model=f"{nets}:net", rounds=1, data=blobs(), out=tmp_path / "run", **SMALL)
     net = find(f"{nets}:net")
     nets.unlink() if not there else None
-    before = RunDirectory.open(tmp_path / "run").config["facts"]["model_code"]
-    with pytest.warns(Note, match=r"nets.py:net: from here on its model is what is given from Python"):
+    before = RunDirectory.open(tmp_path / "run").config["facts"]["code"]["model"]
+    with pytest.warns(Note, match=r"nets.py:net: from here on its model is the one given from Python"):
         package.resume(tmp_path / "run", data=blobs(), model=net, rounds=2)
-    facts = RunDirectory.open(tmp_path / "run").config["facts"]
-    assert facts["changes"][-1] == f"after round 1: code of the model {before} -> given from Python"
-    assert RunDirectory.open(tmp_path / "run").code("model_code") == [(0, before), (1, "given from Python")]
+    change = RunDirectory.open(tmp_path / "run").changes[-1]
+    assert str(change) == f"after round 1: code of the model {before} -> given from Python"
+    assert RunDirectory.open(tmp_path / "run").code("model") == [(0, before), (1, "given from Python")]
     with warnings.catch_warnings():
         warnings.simplefilter("error", Note)  # nothing is known of an object
         package.resume(tmp_path / "run", data=blobs(), model=net, rounds=3)

@@ -105,12 +105,12 @@ def test_a_final_round_without_a_value_has_none() -> None:
 
 
 def test_a_run_that_does_not_say_where_it_was_trained(tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text("rounds = 1\n[facts]\n")
+    (tmp_path / "config.toml").write_text('rounds = 1\n[facts]\nformat = 1\n[facts.code]\npackage = "0123"\n')
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"round": 1, **record(0.5)}) + "\n")
     (tmp_path / "summary.json").write_text('{"rounds": 1}')
     found = Outcome.of(Planned(POINT, 0, {}, tmp_path, 1.0))
     assert found
-    assert found.where == {"host": {}, "versions": {"package": ""}}
+    assert found.where == {"host": {}, "versions": {"package": "0123"}}
 
 
 def test_the_order_of_four_methods_by_hand() -> None:

@@ -14,6 +14,7 @@ from fedcsd.errors import Note, UserError
 from fedcsd.plugins import digest_of
 from fedcsd.results import plots
 from fedcsd.results.report import runs as report_runs
+from helpers.runs import FACTS
 
 BASE = {
     "data": "digits",
@@ -38,7 +39,7 @@ def stored(path: Path, method: dict[str, Any], seed: int = 0, **changes: Any) ->
     import tomli_w
 
     path.mkdir(parents=True)
-    facts = {"data": "", **changes.pop("facts", {})}
+    facts = {**FACTS, **changes.pop("facts", {})}
     config = {**BASE, "seed": seed, **changes, "method": method, "facts": facts}
     (path / "config.toml").write_text(tomli_w.dumps(config))
     drift = {"logit_drift": 1.0} if changes.get("track_drift") else {}
@@ -157,13 +158,13 @@ def test_a_seed_that_is_there_twice_counts_once(tmp_path: Path) -> None:
     ("other", "labels"),
     [
         ({"device": "cuda"}, ["fedavg, device=cpu", "fedavg, device=cuda"]),
-        ({"facts": {"method": "b" * 16}}, ["fedavg, code=aaaaaaaa", "fedavg, code=bbbbbbbb"]),
+        ({"facts": {"code": {"method": "b" * 16}}}, ["fedavg, code=aaaaaaaa", "fedavg, code=bbbbbbbb"]),
     ],
 )
 def test_a_seed_of_other_code_or_on_another_device_is_another_line(
     other: dict[str, Any], labels: list[str], tmp_path: Path, recwarn: pytest.WarningsRecorder
 ) -> None:
-    code = {"facts": {"method": "a" * 16}}
+    code = {"facts": {"code": {"method": "a" * 16}}}
     runs = [stored(tmp_path / str(seed), {"name": "fedavg"}, seed, **code) for seed in (0, 1)]
     new = stored(tmp_path / "new", {"name": "fedavg"}, 0, **{**code, **other})
     assert list(plots.by_label(plots.found([*runs, new]))) == labels
@@ -177,7 +178,7 @@ def test_seeds_trained_with_other_code_are_told(tmp_path: Path) -> None:
     codes = ("0" * 16, digest_of(file))
     for seed, code in enumerate(codes):
         method = {"name": f"{file}:Mine", "mu": 0.1}
-        stored(tmp_path / f"c/Mine-seed{seed}", method, seed, facts={"method": code})
+        stored(tmp_path / f"c/Mine-seed{seed}", method, seed, facts={"code": {"method": code}})
     with pytest.warns(Note) as notes:
         assert [len(runs) for runs in plots.grouped(plots.found([tmp_path / "c"])).values()] == [2]
     assert [str(note.message) for note in notes] == [

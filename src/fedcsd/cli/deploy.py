@@ -152,7 +152,7 @@ def taken_up(path: Path, values: Mapping[str, Any], given: Mapping[str, Any]) ->
         "nodes": settings["clients"],
         "rounds": rounds or settings["rounds"],
         "method": settings["method"]["name"],
-        "done": directory.rounds_saved,
+        "done": directory.checkpoints.rounds_saved,
     }
 
 
@@ -181,7 +181,7 @@ def carried_out(plan: Mapping[str, Any], port: int, watch: Any) -> Any:
             federation.follow(out, status, watch, plan["rounds"], plan["done"])
     except KeyboardInterrupt as error:
         if (out / "config.toml").exists():
-            end(error, saved=RunDirectory(out).rounds_saved, command=again)
+            end(error, saved=RunDirectory(out).checkpoints.rounds_saved, command=again)
         raise
     finally:
         if not (out / "config.toml").exists():  # nothing came of it

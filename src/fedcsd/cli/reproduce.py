@@ -106,7 +106,7 @@ def reproduce(
         return
     overrides = overrides_of(options, assignments)
 
-    from fedcsd.experiments.experiment import require_cuda
+    from fedcsd.experiments.machine import require_cuda
     from fedcsd.paper import reproduce as paper
     from fedcsd.paper.plan import chosen as is_wanted
     from fedcsd.paper.plan import parse_only

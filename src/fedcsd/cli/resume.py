@@ -22,10 +22,11 @@ def resume(path: Path, **changes: Any) -> None:
       fedcsd resume runs/first
       fedcsd resume runs/first --rounds 100
     """
-    from fedcsd.experiments.running import load_run, take_up
+    from fedcsd.experiments.resuming import continued
+    from fedcsd.experiments.running import load_run
     from fedcsd.results.terminal import say
 
-    if job := take_up(path, changes=changes):
+    if job := continued(path, changes=changes):
         train_and_show(job, path)
         return
     finished = load_run(path)

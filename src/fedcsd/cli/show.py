@@ -53,8 +53,8 @@ def show_one(path: Path) -> None:
     if history:
         show_run(settings, summary or summarise(history), finished=summary is not None)
         say(f"accuracy by round  {sparkline([r.get('test_accuracy') for r in history])}")
-    for change in run.config["facts"].get("changes", []):
-        say(change)
+    for change in run.changes:
+        say(str(change))
     if divergence:
         say(f"{divergence}. `fedcsd resume {path} --lr …` or `--on-divergence skip` goes on with it")
     elif summary is None:

@@ -14,9 +14,9 @@ from fedcsd.errors import RunStopped, UserError, end
 from fedcsd.experiments.choices import Choice, choices_of
 from fedcsd.experiments.comparison_folder import FILES, PLANNED, Unfinished, check_folder, ended, run_name
 from fedcsd.experiments.experiment import Experiment, config_of, folder_of, prepare, split_objects
-from fedcsd.experiments.identity import tell_old
+from fedcsd.experiments.resuming import continued, note_other_code
 from fedcsd.experiments.run_folder import RunDirectory
-from fedcsd.experiments.running import Job, Run, attempt, begin, load_run, take_up
+from fedcsd.experiments.running import Job, Run, attempt, begin, load_run
 from fedcsd.federation.callbacks import Callbacks
 from fedcsd.files import writing
 
@@ -153,13 +153,13 @@ class Trial:
         assert self.path is not None
         changes = {key: self.values.get(key) for key in settings_where(on_resume="free")}
         changes["rounds"] = self.rounds  # there may have been fewer
-        return take_up(self.path, given=given, changes=changes)
+        return continued(self.path, given=given, changes=changes)
 
 
 def _train_all(trials: Sequence[Trial], first: Experiment, on_start: OnStart | None) -> dict[str, list[Run]]:
     runs: dict[str, list[Run]] = {trial.label: [] for trial in trials}
     left = sum(not trial.ended for trial in trials)
-    tell_old(trial.path for trial in trials if trial.path and trial.ended)
+    note_other_code(trial.path for trial in trials if trial.path and trial.ended)
     try:
         for trial in trials:
             job = None if trial.ended else trial.job(first)

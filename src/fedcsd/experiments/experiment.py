@@ -19,6 +19,7 @@ from fedcsd.data.augment import AUGMENTATIONS
 from fedcsd.data.partition import Rows, hold_out
 from fedcsd.errors import UserError, unknown
 from fedcsd.experiments.choices import FROM_PYTHON, make_method, method_from, resolved_method
+from fedcsd.experiments.machine import require_cuda
 from fedcsd.federation.backends.local import cores
 from fedcsd.federation.setup import Setup
 from fedcsd.methods import methods
@@ -200,17 +201,6 @@ def _check_device(settings: Settings) -> None:
     for name, default in defaults_where(gpu=True).items():
         if getattr(settings, name) not in (default, "eager"):
             raise UserError(f"--{name} is for a GPU: add --device cuda, or leave it out")
-
-
-def require_cuda() -> None:
-    """Raise a UserError if PyTorch cannot use a GPU; it names the part that is missing."""
-    if torch.version.cuda is None and torch.version.hip is None:
-        raise UserError(
-            f"this PyTorch ({torch.__version__}) was built without CUDA: install one that was "
-            "(pip install torch, see docs/gpu.md), or use --device cpu"
-        )
-    if not torch.cuda.is_available():
-        raise UserError("PyTorch finds no CUDA device here: see whether nvidia-smi does, or use --device cpu")
 
 
 def absolute(name: str) -> str:

@@ -1,4 +1,4 @@
-"""Where a run's clients are, and where what they keep lies: on this machine, unless it is told otherwise."""
+"""This machine: the backend and the client states that an experiment has here, its GPU, and SIGTERM."""
 
 import signal
 import threading
@@ -6,27 +6,31 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
-from fedcsd.experiments.experiment import Experiment
+import torch
+
+from fedcsd.errors import UserError
 from fedcsd.federation.backends.device import DeviceBackend
 from fedcsd.federation.backends.local import LocalBackend, cores
 from fedcsd.federation.backends.protocol import Backend
 from fedcsd.federation.cohort import cohort
+from fedcsd.federation.setup import Setup
 from fedcsd.federation.states import States, client_states
 
-Place = Callable[[Experiment, Path | None], AbstractContextManager[tuple[Backend, States]]]
-"""Of an experiment and its run directory: the backend and the clients' states, for as long as it trains."""
+Host = Callable[[Setup, Path | None], AbstractContextManager[tuple[Backend, States]]]
+"""Opens the backend and the client states of an experiment with its run's folder, until the training ends."""
 
 
 @contextmanager
-def here(experiment: Experiment, run: Path | None) -> Iterator[tuple[Backend, States]]:
-    """Clients on this machine's cores or GPU."""
+def this_machine(experiment: Setup, run: Path | None) -> Iterator[tuple[Backend, States]]:
+    """Train the clients on this machine's cores or GPU."""
     layout = experiment.network.layout
     with backend_for(experiment) as backend, client_states(experiment.settings, layout, run) as states:
         yield backend, states
 
 
 @contextmanager
-def backend_for(experiment: Experiment) -> Iterator[Backend]:
+def backend_for(experiment: Setup) -> Iterator[Backend]:
+    """Open the backend of an experiment's device, and close it at the end."""
     settings, worker = experiment.settings, experiment.worker()
     if settings.device == "cpu":
         lanes = min(settings.workers or cores(), len(cohort(settings, 0)))
@@ -39,17 +43,24 @@ def backend_for(experiment: Experiment) -> Iterator[Backend]:
         backend.close()
 
 
+def require_cuda() -> None:
+    """Refuse a machine on which PyTorch cannot use a GPU, and name the part that is missing."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        raise UserError(
+            f"this PyTorch ({torch.__version__}) was built without CUDA: install one that was "
+            "(pip install torch, see docs/gpu.md), or use --device cpu"
+        )
+    if not torch.cuda.is_available():
+        raise UserError("PyTorch finds no CUDA device here: see if nvidia-smi does, or use --device cpu")
+
+
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM, a scheduler's way of asking, ends a run like Ctrl-C."""
+    """End a run on SIGTERM, which schedulers send, as on Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
     finally:

@@ -1,4 +1,4 @@
-"""What a result may depend on beside its settings: versions, machine, code."""
+"""Facts that a result depends on besides its settings: versions, machine, data, model and code."""
 
 import os
 import platform
@@ -13,30 +13,25 @@ from typing import Any
 import torch
 
 from fedcsd.__version__ import __version__
+from fedcsd.errors import UserError
+from fedcsd.experiments.experiment import Experiment
+from fedcsd.methods import methods
+from fedcsd.models import find
+from fedcsd.plugins import digest_of, digest_of_source, file_of, source_of
 
 OUTSIDE = ("results", "paper", "cli", "templates")
-"""folders of this package that no result depends on"""
-ENDS = (".py", ".c", ".cu", ".h")
+"""Folders of this package that no result depends on."""
+SOURCES = (".py", ".c", ".cu", ".h")
 
 
-def facts(device: str = "") -> dict[str, dict[str, Any]]:
-    """Versions and machine; the GPU only if it is or will be used, for asking would begin to use it."""
+def environment(device: str = "") -> dict[str, dict[str, Any]]:
+    """Return versions and machine. The GPU is named if it is or will be used: to ask starts its use."""
     names = ("torch", "numpy", "safetensors")
-    host: dict[str, Any] = {
-        "system": platform.platform(),
-        "processor": _processor(),
-        "cores": os.cpu_count() or 1,
-    }
+    versions = {"fedcsd": __version__, "python": platform.python_version()}
+    host = {"system": platform.platform(), "processor": _processor(), "cores": os.cpu_count() or 1}
     if torch.cuda.is_initialized() or (device == "cuda" and torch.cuda.is_available()):  # type: ignore[no-untyped-call]
         host["gpu"] = torch.cuda.get_device_name()
-    return {
-        "versions": {
-            "fedcsd": __version__,
-            "python": platform.python_version(),
-            **{name: metadata.version(name) for name in names},
-        },
-        "host": host,
-    }
+    return {"versions": versions | {name: metadata.version(name) for name in names}, "host": host}
 
 
 def _processor() -> str:
@@ -47,18 +42,42 @@ def _processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def digests(experiment: Experiment) -> dict[str, Any]:
+    """Return digests of an experiment's data, model and code; of code only what may change."""
+    name = experiment.tables.get("method", {}).get("name", "")
+    own = bool(name) and name not in methods.names
+    code = {
+        "package": package(),
+        "method": digest_of_source(type(experiment.method), name) if own else "",
+        "model": experiment.factory.digest,
+    }
+    return {
+        "data": experiment.data.fingerprint(),
+        "model": experiment.network.layout.fingerprint(),
+        "code": {what: digest for what, digest in code.items() if digest},
+    }
+
+
+def code_now(component: str, name: str) -> str:
+    """Return the present digest of the file of a user's method or model; "" if it cannot be read."""
+    file = file_of(name)
+    with suppress(UserError):  # its package may be gone
+        file = file or source_of(methods.load(name) if component == "method" else find(name), name)
+    return digest_of(file)
+
+
 @cache
-def package(here: Path = Path(__file__).parents[1]) -> str:
-    """Tells versions of the code that trains apart, whether they have a version's number or not."""
-    found = blake2b(digest_size=8)
-    files = {file.relative_to(here).as_posix(): file for end in ENDS for file in here.rglob(f"*{end}")}
-    for name in sorted(name for name in files if name.partition("/")[0] not in OUTSIDE):
-        found.update(f"{name}\n".encode() + files[name].read_bytes())
-    return found.hexdigest()
+def package(root: Path = Path(__file__).parents[1]) -> str:
+    """Return a digest of all code of this package that can change a result."""
+    digest = blake2b(digest_size=8)
+    names = (file.relative_to(root) for file in root.rglob("*") if file.suffix in SOURCES)
+    for name in sorted(name for name in names if name.parts[0] not in OUTSIDE):
+        digest.update(f"{name.as_posix()}\n".encode() + (root / name).read_bytes())
+    return digest.hexdigest()
 
 
 def commit() -> str:
-    """The version of this package's code where it is a git checkout; else empty."""
+    """Return the git commit of this package's code, or "" outside a checkout."""
     here, found = Path(__file__), ""
     for question in (["ls-files", "--error-unmatch", here.name], ["rev-parse", "HEAD"]):
         command = ["git", "-C", str(here.parent), *question]

@@ -1,18 +1,41 @@
 """The records of a run, whether they lie in a folder of its own or in an archive of many runs."""
 
-import re
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from fedcsd.config.settings import settings_where
 from fedcsd.config.toml import FACTS
 from fedcsd.data.partition import Counts
 from fedcsd.errors import Divergence
 
-CODE_CHANGE = re.compile(r"after round (\d+): code of the (method|model) (.+) -> (.+)")
+FORMAT = 1
+"""Number of the form of a run's records. Whoever changes the form raises it and converts the committed runs."""
 MENDING = settings_where(on_resume="mends")
+
+
+@dataclass(frozen=True)
+class Change:
+    """A setting, or a version of code, that a run has from a round on."""
+
+    round: int
+    """rounds that were trained before the change"""
+    kind: Literal["setting", "code"]
+    name: str
+    """the setting; of code: method, model or package"""
+    before: Any
+    after: Any
+
+    def __str__(self) -> str:
+        what = f"code of the {self.name}" if self.kind == "code" else self.name
+        return f"after round {self.round}: {what} {self.before} -> {self.after}"
+
+    @property
+    def mends(self) -> bool:
+        """Tell if it lets a run go on after a divergence."""
+        return self.kind == "setting" and self.name in MENDING
 
 
 class RecordedRun(ABC):
@@ -49,26 +72,22 @@ class RecordedRun(ABC):
         return {key: value for key, value in self.config.items() if key not in FACTS}
 
     @property
-    def began(self) -> dict[str, Any]:
-        """Return the settings before any change after a divergence."""
-        before = self.config["facts"].get("began", {})
-        return {**self.settings, **{k: v for k, v in before.items() if k in MENDING}}
+    def changes(self) -> list[Change]:
+        """Return the changes since the run began, in order."""
+        return [Change(**change) for change in self.config["facts"].get("changes", [])]
 
     @property
-    def mended(self) -> list[str]:
-        """Return the changes that followed a divergence, as config.toml has them."""
-        changes = self.config["facts"].get("changes", [])
-        return [c for c in changes if c.partition(": ")[2].partition(" ")[0] in MENDING]
+    def began(self) -> dict[str, Any]:
+        """Return the settings before changes after a divergence."""
+        return {**self.settings, **{c.name: c.before for c in reversed(self.changes) if c.mends}}
 
-    def code(self, key: str = "method") -> list[tuple[int, str]]:
-        """Return the versions of the user's method file (or with "model_code" of the model file) that trained the run.
+    def code(self, name: str) -> list[tuple[int, str]]:
+        """Return the digests of the code (method, model, package) that trained the run.
 
-        Each comes with the round after which it was used. A built-in method or model has none.
+        Each comes with the rounds that were trained before it. Built-in methods and models have none.
         """
-        facts, what = self.config["facts"], key.removesuffix("_code")
-        found = [CODE_CHANGE.fullmatch(change) for change in facts.get("changes", [])]
-        changes = [match.groups() for match in found if match and match[2] == what]
-        used = [(0, changes[0][2] if changes else facts.get(key, ""))]
-        used += [(int(round), new) for round, _, _, new in changes]
+        last = self.config["facts"]["code"].get(name, "")
+        changes = [c for c in self.changes if c.kind == "code" and c.name == name]
+        used = [(0, changes[0].before if changes else last), *((c.round, c.after) for c in changes)]
         trained = [this for this, after in pairwise(used) if this[0] < after[0]]
-        return [*trained, used[-1]] if used[-1][1] else []
+        return [*trained, used[-1]] if last else []

@@ -1,75 +1,64 @@
-"""A run on disk: what was asked for, what was measured, and enough to go on after any interruption.
+"""A run on disk: its settings, its measurements, and a state to continue from after any interruption.
 
-config.toml        all settings, with versions and host facts
-partition.npz      which training rows each client holds, and how many of each class
+config.toml        all settings, with versions, host and facts (format, digests of data, model and code, changes)
+partition.npz      training rows of each client, and how many of each class
 metrics.jsonl      one JSON object a round
 checkpoints/       the last two, each complete with the files of clients/ that it names
-clients/           what methods keep of each client, if that is kept on disk
-summary.json       written when the run is finished
-diverged.json      written when it ended in a divergence instead
+clients/           clients' states, if they are kept on disk
+summary.json       the result of a finished run
+diverged.json      the divergence that ended a run instead
 model.safetensors  the final global model
 """
 
 import json
-import math
-import os
 import shlex
 import shutil
-import time
 import tomllib
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import tomli_w
 
-from fedcsd.config import Settings
 from fedcsd.data.partition import UNREADABLE, Counts, Rows, packed, unpacked
 from fedcsd.errors import Busy, Divergence, UserError, no_run, note
-from fedcsd.experiments.provenance import facts
-from fedcsd.experiments.recorded import RecordedRun
+from fedcsd.experiments.checkpoints import Checkpoints
+from fedcsd.experiments.provenance import environment
+from fedcsd.experiments.recorded import FORMAT, Change, RecordedRun
 from fedcsd.federation import states
 from fedcsd.files import names_in, write_whole, writing
-from fedcsd.messages import Torn, finite, header_of, pack, parsed, unpack
+from fedcsd.messages import finite, parsed
 from fedcsd.weights import Layout, Value
 
 T = TypeVar("T")
-CHECKPOINTS_KEPT = 2
-OWN = {
-    "config.toml",
+FILES = (
     "partition.npz",
     "metrics.jsonl",
-    "checkpoints",
-    states.FOLDER,
     "summary.json",
     "diverged.json",
     "model.safetensors",
-    "lock",
     "curves.png",
     "report.html",
     "mlflow.json",
-    "tensorboard",
-    "analysis",
+)
+MADE = {
+    "checkpoints": "round-*.safetensors",
+    states.FOLDER: "*-r*.safetensors",
+    "analysis": "*.*",
+    "tensorboard": "events.*",
 }
-FOLDERS = {"checkpoints", "tensorboard", "analysis", states.FOLDER}
-
-
-def _versions(path: Path) -> dict[str, Any]:
-    """The versions that a config.toml notes; nothing if it is not one of ours."""
-    with suppress(OSError, ValueError):
-        return dict(tomllib.loads(path.read_text(encoding="utf-8")).get("versions", {}))
-    return {}
+"""The folders in a run's folder, and their files that belong to the run."""
 
 
 class RunDirectory(RecordedRun):
-    """The files of one run. `create` starts a new one, `open` takes up one that exists."""
+    """The files of one run. `create` starts a new one, `open` finds one that exists."""
 
     def __init__(self, path: Path):
-        self.path = path
+        self.path, self.checkpoints = path, Checkpoints(path)
         self._lock: Any = None
-        self._saved, self._saving = -math.inf, 0.0  # when the last checkpoint was made, and how long it took
 
     @classmethod
     def create(
@@ -81,14 +70,13 @@ class RunDirectory(RecordedRun):
         *,
         overwrite: bool = False,
     ) -> "RunDirectory":
-        """A new run directory with its config and partition; never over one that exists, unless told."""
+        """Create a run's folder with config and partition. An existing run is only replaced on request."""
         run = cls(path)
         run.check_free(overwrite)
         with writing(path, "choose another --out"):
             path.mkdir(parents=True, exist_ok=True)
             run.lock()
             run._clear()
-            (path / "checkpoints").mkdir(exist_ok=True)
             free = shutil.disk_usage(path).free
             if free < needed:
                 raise UserError(
@@ -96,48 +84,56 @@ class RunDirectory(RecordedRun):
                     "free some space or choose another --out"
                 )
             write_whole(path / "partition.npz", packed(*partition))
-            write_whole(path / "config.toml", tomli_w.dumps({**config, **facts(config["device"])}).encode())
+            (path / "checkpoints").mkdir(exist_ok=True)
+            run._write_config({**config, **environment(config["device"])})
         return run
-
-    def check_free(self, overwrite: bool) -> None:
-        """Refuse a place that holds anything but what an earlier run, or the start of one, left there."""
-        path = self.path
-        content = names_in(path) - {"lock"}
-        if (is_run := "fedcsd" in _versions(path / "config.toml")) and not overwrite:
-            raise UserError(
-                f"{path} holds a run already: {self.again} goes on with it, --overwrite replaces it, or choose another --out"
-            )
-        begun = {"partition.npz", "checkpoints"} if not any((path / "checkpoints").glob("*")) else set()
-        strange = sorted(name for name in content - (OWN if is_run else begun) if not name.startswith("."))
-        if strange:
-            found = "a comparison" if "comparison.json" in content else f"other files ({strange[0]})"
-            raise UserError(f"{path} holds {found}: choose another --out")
 
     @classmethod
     def open(cls, path: Path) -> "RunDirectory":
+        """Return the run in a folder. A folder without a run, or with one of another format, is refused."""
         if not (path / "config.toml").is_file():
             raise no_run(path)
         run = cls(path)
-        if "facts" not in run.config:
+        config = run.config
+        if "facts" not in config:
             raise UserError(f"{path / 'config.toml'} is not of a run")
+        if (found := config["facts"].get("format")) != FORMAT:
+            wrote = config.get("versions", {}).get("fedcsd", "another version")
+            raise UserError(
+                f"{path} has format {found or 0} (of fedcsd {wrote}) and this fedcsd reads format {FORMAT}: "
+                "train the run again"
+            )
         return run
 
+    def check_free(self, overwrite: bool) -> None:
+        """Refuse a folder with files that are not a run's, or with a run that is not to be replaced."""
+        path, content = self.path, names_in(self.path) - {"lock"}
+        with suppress(OSError, ValueError):
+            if "facts" in tomllib.loads((path / "config.toml").read_text(encoding="utf-8")):
+                if not overwrite:
+                    raise UserError(
+                        f"{path} holds a run already: {self.again} goes on with it, "
+                        "--overwrite replaces it, or choose another --out"
+                    )
+                content -= {"config.toml", *FILES, *MADE}
+        if not any((path / "checkpoints").glob("*")):
+            content -= {"partition.npz", "checkpoints"}  # a run that was killed at its start
+        if strange := sorted(name for name in content if not name.startswith(".")):
+            found = "a comparison" if "comparison.json" in content else f"other files ({strange[0]})"
+            raise UserError(f"{path} holds {found}: choose another --out")
+
     def _clear(self) -> None:
-        # Without its config it is no run any more, so that goes first.
-        for name in ("config.toml", *sorted(OWN - FOLDERS - {"config.toml", "lock"})):
+        """Remove a run's files; a user's files in its folders stay."""
+        for name in ("config.toml", *FILES):  # without its config it is no run any more
             (self.path / name).unlink(missing_ok=True)
-        for _, checkpoint in self._checkpoints():
-            checkpoint.unlink()
-        self._sweep()
-        made = [*(self.path / "analysis").glob("*.*"), *(self.path / "tensorboard").glob("events.*")]
-        for file in made:  # of a run that is no more
-            file.unlink()
-        for folder in (self._clients, self.path / "analysis", self.path / "tensorboard"):
-            with suppress(OSError):  # none there, or someone's own files in it
-                folder.rmdir()
+        for folder, pattern in MADE.items():
+            for file in (self.path / folder).glob(pattern):
+                file.unlink()
+            with suppress(OSError):
+                (self.path / folder).rmdir()
 
     def lock(self) -> None:
-        """One process at a time trains a run. The lock dies with its process."""
+        """Keep other processes from training this run. The lock ends with the process."""
         try:
             import fcntl
         except ImportError:  # not on Windows
@@ -149,41 +145,55 @@ class RunDirectory(RecordedRun):
             raise Busy(f"another process is training {self.path} right now") from None
 
     def unlock(self) -> None:
+        """Let other processes train this run."""
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
     @property
     def config(self) -> dict[str, Any]:
-        """The settings and facts of the run, with what was changed since it began."""
+        """Settings and facts of the run, as they are now."""
         try:
             return tomllib.loads((self.path / "config.toml").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise UserError(f"cannot read {self.path / 'config.toml'}: {error}") from None
 
+    def _write_config(self, config: Mapping[str, Any]) -> None:
+        write_whole(self.path / "config.toml", tomli_w.dumps(config).encode())
+
     @property
     def again(self) -> str:
-        """The command that takes it up."""
+        """The command that continues the run."""
         here = f"fedcsd resume {shlex.quote(str(self.path))}"
         return str(self.config.get("deploy", {}).get("again", here))
 
-    def change(self, rounds: int, changes: Mapping[str, Any], code: Mapping[str, Any]) -> None:
-        """Settings, or facts about code, that differ after this many rounds; the config keeps what they were."""
+    def change(self, round: int, settings: Mapping[str, Any], code: Mapping[str, str]) -> None:
+        """Note settings, and digests of code, that differ after this round."""
         config = self.config
         facts = config["facts"]
-        before = {k: config.get(k, getattr(Settings, k)) for k in changes}  # an old run lacks new settings
-        news = [f"after round {rounds}: {k} {before[k]} -> {v}" for k, v in changes.items() if before[k] != v]
-        news += [
-            f"after round {rounds}: code of the {k.removesuffix('_code')} {facts[k]} -> {v}"
-            for k, v in code.items()
-        ]
-        if news:
-            began = before | facts.get("began", {})
-            config["facts"] = {**facts, **code, "changes": facts.get("changes", []) + news, "began": began}
-            write_whole(self.path / "config.toml", tomli_w.dumps({**config, **changes}).encode())
+        new = [Change(round, "setting", k, config[k], v) for k, v in settings.items() if config[k] != v]
+        new += [Change(round, "code", k, facts["code"][k], v) for k, v in code.items()]
+        if new:
+            facts["changes"] = [*facts.get("changes", []), *map(asdict, new)]
+            facts["code"] |= code
+            self._write_config({**config, **settings})
+
+    def relocate(self, tables: Mapping[str, Any]) -> None:
+        """Note where data and files outside the run's folder are now."""
+        with writing(self.path):
+            self._write_config({**self.config, **tables})
+
+    def latest(self, layout: Layout) -> tuple[dict[str, Any], dict[str, Value]] | None:
+        """Return header and values of the newest complete checkpoint, or None to start from round 1."""
+        found = self.checkpoints.latest(layout)
+        if not found and self.summary is not None:
+            raise UserError(f"{self.path} is finished and has no checkpoint: remove it and start again")
+        if not found and (self.checkpoints.rounds_saved or (self.path / "metrics.jsonl").exists()):
+            note(f"{self.path}: no checkpoint is complete; starting again from round 1")
+        return found
 
     def partition(self) -> tuple[list[Rows], list[Rows]]:
-        """The clients' training rows, and the rows they hold out (none without --holdout)."""
+        """Return the clients' training rows, and the rows that they hold out (none without --holdout)."""
         try:
             with np.load(self.path / "partition.npz", allow_pickle=False) as file:
                 held = unpacked(file["held_rows"], file["held_sizes"]) if "held_rows" in file else []
@@ -193,7 +203,7 @@ class RunDirectory(RecordedRun):
             raise UserError(f"cannot read {self.path / 'partition.npz'}: {why}") from None
 
     def counts(self) -> Counts | None:
-        """How many training samples of each class each client has; None if that is not known."""
+        """Return the number of training samples of each class at each client, or None if it is not known."""
         try:
             with np.load(self.path / "partition.npz", allow_pickle=False) as file:
                 counts: Counts | None = file.get("counts")
@@ -202,7 +212,7 @@ class RunDirectory(RecordedRun):
             return None
 
     def history(self) -> list[dict[str, Any]]:
-        """The rounds measured so far. A line that was cut off or is none of a round is left out."""
+        """Return the records of the rounds so far, without lines that are damaged."""
         path, records = self.path / "metrics.jsonl", []
         for line in path.read_bytes().splitlines() if path.exists() else []:
             with suppress(ValueError):
@@ -213,107 +223,27 @@ class RunDirectory(RecordedRun):
         return records
 
     def keep_history(self, rounds: int) -> list[dict[str, Any]]:
-        """Forget what was measured after this many rounds: it will be measured again."""
+        """Remove the records after this many rounds and return the others."""
         records = [r for r in self.history() if r["round"] <= rounds]
         write_whole(self.path / "metrics.jsonl", b"".join(_line(r) for r in records))
         return records
 
     def record(self, record: Mapping[str, Any]) -> None:
+        """Add the record of a round."""
         with open(self.path / "metrics.jsonl", "ab") as file:
             file.write(_line(record))
-
-    def due(self, settings: Settings, round: int) -> bool:
-        """Whether a checkpoint is to be made now. Left open, they may take a twentieth of the time: rounds
-        that are lost with a machine are trained again, to the same bits. States on disk are only let go
-        by a checkpoint, so that each round has one."""
-        if settings.checkpoint_every or settings.client_state == "disk":
-            return round % max(1, settings.checkpoint_every) == 0
-        return time.monotonic() - self._saved >= 19 * self._saving
-
-    def checkpoint(self, header: Mapping[str, Any], values: Mapping[str, Value]) -> None:
-        """Save a complete state; the last two are kept."""
-        began = time.monotonic()
-        (self.path / "checkpoints").mkdir(exist_ok=True)
-        with suppress(FileNotFoundError), open(self.path / "metrics.jsonl", "ab") as file:
-            os.fsync(file.fileno())  # what a checkpoint has behind it is measured for good
-        write_whole(self._checkpoint_path(header["round"]), pack(header, values, checksum=True))
-        for _, path in self._checkpoints()[CHECKPOINTS_KEPT:]:
-            path.unlink(missing_ok=True)
-        self._sweep()
-        self._saved = time.monotonic()
-        self._saving = self._saved - began
-
-    def settle(self, rounds: int) -> None:
-        """Remove what a run that goes on after this many rounds has passed over or left behind."""
-        for number, path in self._checkpoints():
-            if number > rounds:
-                path.unlink()
-        self._sweep()
-
-    def _sweep(self) -> None:
-        headers = []
-        for _, path in self._checkpoints() if self._clients.is_dir() else ():
-            with suppress(Torn):
-                headers.append(header_of(path))
-        states.sweep(self._clients, headers)
-
-    @property
-    def _clients(self) -> Path:
-        return self.path / states.FOLDER
-
-    def latest(self, layout: Layout) -> tuple[dict[str, Any], dict[str, Value]] | None:
-        """The newest checkpoint that is complete with what it names; a torn one is passed over."""
-        lost = ""
-        passed: list[int] = []
-        for number, path in self._checkpoints():
-            with suppress(Torn):
-                header, values = unpack(path.read_bytes(), layout)
-                missing = states.first_lost(self._clients, header, layout)
-                if not missing:
-                    if passed:
-                        torn = f"{self.path}: what was saved after round {passed[0]} is damaged"
-                        note(f"{torn}; going back to round {number}")
-                    return header, values
-                lost = lost or missing
-            passed.append(number)
-        if lost:
-            raise UserError(
-                f"{self._clients / lost} is missing or damaged and there is no complete checkpoint without it: "
-                f"restore it, or remove {self.path} and start again"
-            )
-        if self.summary is not None:
-            raise UserError(f"{self.path} is finished and has no checkpoint: remove it and start again")
-        if passed or (self.path / "metrics.jsonl").exists():
-            note(f"{self.path}: no checkpoint is complete; starting again from round 1")
-        return None
-
-    def _checkpoint_path(self, round: int) -> Path:
-        return self.path / "checkpoints" / f"round-{round:06d}.safetensors"
-
-    def _checkpoints(self) -> list[tuple[int, Path]]:
-        """Newest first."""
-        found = [
-            (int(p.stem.partition("-")[2]), p)
-            for p in (self.path / "checkpoints").glob("round-*.safetensors")
-        ]
-        return sorted(found, reverse=True)
-
-    @property
-    def rounds_saved(self) -> int:
-        return max((number for number, _ in self._checkpoints()), default=0)
 
     @property
     def summary(self) -> dict[str, Any] | None:
         """The result of a finished run, None while it is not finished."""
-        return self._end("summary.json", dict[str, Any])
+        return self._ending("summary.json", dict[str, Any])
 
     @property
     def divergence(self) -> Divergence | None:
-        """How the run ended, if it ended in a divergence and was not taken up since."""
-        return self._end("diverged.json", Divergence)
+        """The divergence that ended the run, None without one or if the run was continued."""
+        return self._ending("diverged.json", Divergence)
 
-    def _end(self, name: str, kind: Callable[..., T]) -> T | None:
-        """What a file says of the run's end; None if it is not there."""
+    def _ending(self, name: str, kind: Callable[..., T]) -> T | None:
         path = self.path / name
         try:
             return kind(**parsed(path.read_bytes())) if path.exists() else None
@@ -321,16 +251,18 @@ class RunDirectory(RecordedRun):
             raise UserError(f"{path} is damaged: restore it") from None
 
     def diverged(self, divergence: Divergence) -> None:
+        """Note the divergence that ended the run."""
         write_whole(self.path / "diverged.json", (json.dumps(vars(divergence), indent=2) + "\n").encode())
 
-    def reopen(self) -> None:
-        """The run goes on: it has no end any more."""
-        for name in ("summary.json", "diverged.json"):
-            (self.path / name).unlink(missing_ok=True)
-
     def finish(self, summary: Mapping[str, Any], model: bytes) -> None:
+        """Write the final model and the result."""
         write_whole(self.path / "model.safetensors", model)
         write_whole(self.path / "summary.json", (json.dumps(finite(summary), indent=2) + "\n").encode())
+
+    def remove_ending(self) -> None:
+        """Make a run that has ended one that goes on."""
+        for name in ("summary.json", "diverged.json"):
+            (self.path / name).unlink(missing_ok=True)
 
 
 def _line(record: Mapping[str, Any]) -> bytes:

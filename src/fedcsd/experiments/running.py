@@ -1,10 +1,10 @@
-"""Runs from begin to end: start, train, stop, and take up again what was cut off."""
+"""Start a run, train it, and read one that has ended."""
 
 import math
 import shlex
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,24 +12,21 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from fedcsd.config.options import native
-from fedcsd.config.settings import settings_where
 from fedcsd.config.toml import merge
 from fedcsd.data.partition import counts_of
 from fedcsd.errors import Diverged, Divergence, MethodFailed, RunStopped, UserError, end, note
 from fedcsd.experiments import tracking
 from fedcsd.experiments.choices import FROM_PYTHON
-from fedcsd.experiments.experiment import Experiment, config_of, folder_of, prepare, split_objects
-from fedcsd.experiments.identity import (
-    CODE,
-    changed_code,
-    check_same,
-    check_there,
-    code_now,
-    facts_of,
-    move,
+from fedcsd.experiments.experiment import (
+    Experiment,
+    config_of,
+    folder_of,
+    prepare,
+    split_objects,
 )
-from fedcsd.experiments.machine import Place, here, sigterm_as_interrupt
+from fedcsd.experiments.machine import Host, sigterm_as_interrupt, this_machine
+from fedcsd.experiments.provenance import code_now, digests
+from fedcsd.experiments.recorded import FORMAT, Change
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.summary import summarise
 from fedcsd.experiments.tracking import EachRound, OnRound
@@ -41,12 +38,10 @@ from fedcsd.methods import Method
 from fedcsd.plugins import short
 from fedcsd.weights import Value, Weights
 
-CHANGEABLE = settings_where(on_resume=("free", "mends"))
-
 
 @dataclass(frozen=True)
 class Run:
-    """A run that has ended: finished, or diverged."""
+    """A run that has finished or diverged."""
 
     settings: dict[str, Any]
     history: list[Record]
@@ -56,11 +51,11 @@ class Run:
     weights: dict[str, Tensor]
     """the final global model's state, for `load_state_dict`; empty for a run that diverged"""
     path: Path | None
-    """the run directory, if one was asked for"""
+    """the run's folder, if it has one"""
     diverged: Divergence | None = None
-    """in which round the run ended, and why; None if it is finished"""
-    mended: tuple[str, ...] = ()
-    """what was changed in mid-run after a divergence, so that it could go on"""
+    """the divergence that ended the run; None if it is finished"""
+    changes: tuple[Change, ...] = ()
+    """settings and code that were changed while it was trained"""
 
     @property
     def accuracy(self) -> float:
@@ -68,7 +63,6 @@ class Run:
         return math.nan if self.diverged else float(self.summary["final_accuracy"])
 
     def __repr__(self) -> str:
-        """One line; all of its weights and rounds would be pages."""
         chosen = (self.settings.get(key, "?") for key in ("method", "data"))
         method, data = (str(c.get("name") if isinstance(c, Mapping) else c) for c in chosen)
         rounds = "1 round" if len(self.history) == 1 else f"{len(self.history)} rounds"
@@ -78,17 +72,25 @@ class Run:
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is checked and claimed, ready to train from where it stands."""
+    """A run that is checked and locked, ready to train from its present state."""
 
     experiment: Experiment
     config: dict[str, Any]
-    directory: RunDirectory | None
-    history: list[Record]
-    saved: tuple[dict[str, Any], dict[str, Value]] | None
+    directory: RunDirectory | None = None
+    saved: tuple[dict[str, Any], dict[str, Value]] | None = None
+    """header and values of the checkpoint to continue from"""
+    history: list[Record] = field(default_factory=list)
+    """the records so far"""
 
     @property
     def rounds(self) -> int:
+        """Number of rounds in all."""
         return self.experiment.settings.rounds
+
+    def ended(self, summary: Record, weights: dict[str, Tensor], diverged: Divergence | None = None) -> Run:
+        """Return the run that came of it."""
+        path, changes = (self.directory.path, self.directory.changes) if self.directory else (None, [])
+        return Run(self.config, self.history, summary, weights, path, diverged, tuple(changes))
 
 
 def run(
@@ -111,10 +113,10 @@ def run(
         data: a name, a path, arrays (x_train, y_train, x_test, y_test) or (x, y), or two torch data sets
         model: a name, or a function or class that makes an `nn.Module` ending in a Linear layer;
             it is called with the image shape and the number of classes if it takes arguments
-        out: the run directory; without one nothing stays on disk
-        overwrite: replace what is at `out`
+        out: the run's folder; without one nothing stays on disk
+        overwrite: replace the run in that folder
         on_round: called after every round with its record and the number of rounds in all
-        **settings: everything else by name, as in `fedcsd run --help`: clients, beta, rounds, lr, …
+        **settings: all other settings by name, as in `fedcsd run --help`: clients, beta, rounds, lr, …
     """
     values, given = split_objects(method=method, data=data, model=model)
     folder = folder_of(out) if out is not None else None
@@ -130,166 +132,39 @@ def begin(
     overwrite: bool = False,
     deploy: Mapping[str, Any] | None = None,
 ) -> Job:
-    """A new run from plain settings; `given` holds objects from Python that have no name, `deploy` what
-    there is to know of a run over Flower."""
+    """Check settings, create the run's folder and return the run, ready to train.
+
+    Args:
+        values: plain settings
+        given: objects from Python (method, data, model) that have no name
+        out: the run's folder
+        overwrite: replace the run in that folder
+        deploy: facts about a run over Flower, for its config
+    """
     experiment = prepare(values, **(given or {}))
     config = config_of(experiment)
     tracking.check(config)
     if out is None:
-        return Job(experiment, config, None, [], None)
+        return Job(experiment, config)
     needed = 20 * experiment.weights.nbytes + (1 << 20)
     data, parts = experiment.data, experiment.parts
     at_sites = len(data.x_train) != len(data.y_train)  # only its size is known here
     partition = (parts, experiment.held, len(data.y_train), None if at_sites else counts_of(data, parts))
-    described = {**config, **({"deploy": dict(deploy)} if deploy else {}), "facts": facts_of(experiment)}
+    described = {**config, "facts": {"format": FORMAT, **digests(experiment)}}
+    if deploy:
+        described["deploy"] = dict(deploy)
     directory = RunDirectory.create(out, described, partition, needed=needed, overwrite=overwrite)
-    return Job(experiment, config, directory, [], None)
+    return Job(experiment, config, directory)
 
 
-def take_up(
-    path: Path,
-    *,
-    given: Mapping[str, Any] | None = None,
-    changes: Mapping[str, Any] | None = None,
-    deployed: bool = False,
-) -> Job | None:
-    """A run as it was left, from its newest complete checkpoint; None if it is finished.
-
-    `changes` are settings that may differ from here on (CHANGEABLE), of which the config keeps note, and where
-    files of one's own and the data are now.
-    """
-    directory = RunDirectory.open(path)
-    changes = {key: native(value) for key, value in (changes or {}).items() if value is not None}
-    places = {key: changes.pop(key) for key in settings_where(on_resume="moves") if key in changes}
-    if places:
-        move(directory, places, given or {})
-    for key in changes:
-        if key not in CHANGEABLE:
-            raise UserError(
-                f"{key} cannot change in a run: start a new one, or change {', '.join(CHANGEABLE)}"
-            )
-    if _is_finished(directory, changes):
-        return None
-    if ("deploy" in directory.config) != deployed:
-        raise UserError(
-            f"{path} is trained on this machine alone: go on with fedcsd resume {shlex.quote(str(path))}"
-            if deployed
-            else f"{path} is trained over Flower: go on with {directory.again}"
-        )
-    check_there(directory, given or {})
-    experiment = prepare({**directory.settings, **changes}, parts=directory.partition(), **(given or {}))
-    check_same(experiment, directory)
-    tracking.check(config_of(experiment))
-    with writing(path):
-        directory.lock()
-    try:
-        saved = directory.latest(experiment.network.layout)
-        with writing(path):
-            history = _history_until(directory, saved[0] if saved else None)
-            if len(history) > experiment.settings.rounds:
-                raise UserError(f"{path} has {len(history)} rounds already: --rounds must be at least that")
-            directory.reopen()
-            directory.settle(len(history))
-            directory.change(len(history), changes, changed_code(experiment, directory))
-    except BaseException:
-        directory.unlock()
-        raise
-    return Job(experiment, config_of(experiment), directory, history, saved)
-
-
-def _is_finished(directory: RunDirectory, changes: Mapping[str, Any]) -> bool:
-    """Whether no round is left to train; what would have no effect then is refused."""
-    if directory.summary is None or changes.get("rounds", 0) > directory.summary["rounds"]:
-        return False
-    for key in settings_where(on_resume="mends"):
-        if key in changes:
-            flag = "--" + key.replace("_", "-")
-            raise UserError(
-                f"{directory.path} is finished, {flag} would have no effect: give --rounds as well"
-            )
-    return True
-
-
-def resume(
-    path: str | Path,
-    *,
-    method: Method | str | None = None,
-    data: Any = None,
-    model: Callable[..., nn.Module] | str | None = None,
-    on_round: OnRound | None = None,
-    **changes: Any,
-) -> Run:
-    """Go on with a run from its newest complete checkpoint; a finished run is returned as it is.
-
-    Objects that were given from Python must be given again. Where a file of your own or the data has
-    moved, `method`, `model` and `data` say where it is now. `changes` may be rounds (to train for longer than was meant),
-    and what else `fedcsd resume --help` lists.
-    """
-    objects = {"method": method, "data": data, "model": model}
-    changes |= {key: choice for key, choice in objects.items() if isinstance(choice, (str, Path))}
-    given = {key: value for key, value in objects.items() if value is not None and key not in changes}
-    job = take_up(folder_of(path, "path"), given=given, changes=changes)
-    return train(job, EachRound(on_round)) if job else load_run(path)
-
-
-def _history_until(directory: RunDirectory, header: dict[str, Any] | None) -> list[Record]:
-    """The records up to a checkpoint. Its own may be missing, if the run ended just after it."""
-    rounds = header["round"] if header else 0
-    history = directory.keep_history(rounds)
-    if header and len(history) == rounds - 1:
-        directory.record(header["record"])
-        history.append(header["record"])
-    if [r["round"] for r in history] != list(range(1, rounds + 1)):
-        raise UserError(
-            f"{directory.path / 'metrics.jsonl'} is damaged: not all of rounds 1 to {rounds} are in it; restore it"
-        )
-    return history
-
-
-def load_run(path: str | Path) -> Run:
-    """A run that has ended, from its directory."""
-    directory = RunDirectory.open(folder_of(path, "path"))
-    if end := directory.divergence:
-        _tell_if_old(directory)
-        mended = tuple(directory.mended)
-        return Run(directory.settings, directory.history(), {}, {}, directory.path, end, mended)
-    if directory.summary is None:
-        rounds = f"{directory.rounds_saved} of {directory.settings['rounds']} rounds"
-        raise UserError(f"{path} is not finished ({rounds}): fedcsd resume {shlex.quote(str(path))}")
-    _tell_if_old(directory)
-    model = directory.path / "model.safetensors"
-    if not model.exists():
-        raise UserError(
-            f"the weights of {path} are not there (results that are shared come without them): train the run again, "
-            f"fedcsd run {shlex.quote(str(directory.path / 'config.toml'))}"
-            + (f", or further, {directory.again} --rounds …" if directory.rounds_saved else "")
-        )
-    try:
-        weights = load_file(model)
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"cannot read the model of {path}: {error}") from None
-    history, mended = directory.history(), tuple(directory.mended)
-    return Run(directory.settings, history, directory.summary, weights, directory.path, mended=mended)
-
-
-def _tell_if_old(directory: RunDirectory) -> None:
-    """A run that has ended, of a method or model whose file has changed since, is still what the old code gave."""
-    settings, facts = merge(directory.settings), directory.config["facts"]
-    for what, fact in CODE.items():
-        name, before = settings[what]["name"], facts.get(fact)
-        if before not in (None, FROM_PYTHON) and code_now(what, name) not in ("", before):
-            home = name.rpartition(":")[0] or name
-            note(f"{directory.path} was trained before {home} changed: remove that folder to train it again")
-
-
-def train(job: Job, watch: Callbacks | None = None, place: Place = here) -> Run:
-    """The rounds that are still to do, each recorded and checkpointed."""
+def train(job: Job, watch: Callbacks | None = None, host: Host = this_machine) -> Run:
+    """Train the rounds that are left, record each, and save checkpoints."""
     directory = job.directory
     try:
         path = directory.path if directory else None
-        at = place(job.experiment, path)
-        followed = tracking.tracked(watch, job.config, path, job.history)
-        with sigterm_as_interrupt(), at as (backend, states), followed as watches:
+        clients = host(job.experiment, path)
+        tracked = tracking.tracked(watch, job.config, path, job.history)
+        with sigterm_as_interrupt(), clients as (backend, states), tracked as watches:
             federation = Federation(job.experiment, backend, watches, states)
             if job.saved:
                 federation.load(*job.saved)
@@ -299,35 +174,28 @@ def train(job: Job, watch: Callbacks | None = None, place: Place = here) -> Run:
                     _save_round(job, federation)
                     federation.callbacks.round(federation.record, job.rounds)
             except (KeyboardInterrupt, RunStopped) as error:
-                if directory and federation.round > directory.rounds_saved:
-                    with suppress(OSError):  # the disk may be what ended the run
-                        directory.checkpoint(*federation.save())
-                if isinstance(error, Diverged):
-                    _note_divergence(error, federation.round + 1, directory)
-                _say_what_is_saved(error, directory)
+                _save_ending(error, job.directory, federation)
                 raise
-        return _finish(job, federation.server.weights, {"engine": backend.engine} if backend.engine else {})
+        return _finish(job, federation.server.weights, backend.engine)
+    except (KeyboardInterrupt, RunStopped) as error:
+        if directory:
+            again = directory.again + " --lr …" * isinstance(error, Diverged)
+            mend = isinstance(error, MethodFailed)
+            end(error, saved=directory.checkpoints.rounds_saved, command=again, mend=mend)
+        raise
     finally:
         if directory:
             directory.unlock()
 
 
 def attempt(job: Job, watch: Callbacks | None = None) -> Run:
-    """As `train`, but a divergence is a result too."""
+    """Train as `train` does, but return a run that diverged instead of raising an error."""
     try:
         return train(job, watch)
     except Diverged as error:
         if watch:
             watch.diverged(error.divergence.round)
-        path, mended = (job.directory.path, tuple(job.directory.mended)) if job.directory else (None, ())
-        return Run(job.config, job.history, {}, {}, path, error.divergence, mended)
-
-
-def _note_divergence(error: Diverged, round: int, directory: RunDirectory | None) -> None:
-    error.divergence = replace(error.divergence, round=round)
-    if directory:
-        with suppress(OSError):  # what is not written down is trained, and diverges, once more
-            directory.diverged(error.divergence)
+        return job.ended({}, {}, error.divergence)
 
 
 def _save_round(job: Job, federation: Federation) -> None:
@@ -335,30 +203,67 @@ def _save_round(job: Job, federation: Federation) -> None:
         return
     with writing(job.directory.path, error=RunStopped):
         job.directory.record(federation.record)
-        if federation.round == job.rounds or job.directory.due(job.experiment.settings, federation.round):
-            job.directory.checkpoint(*federation.save())
+        checkpoints = job.directory.checkpoints
+        if federation.round == job.rounds or checkpoints.due(job.experiment.settings, federation.round):
+            checkpoints.save(*federation.save())
 
 
-def _say_what_is_saved(error: BaseException, directory: RunDirectory | None) -> None:
-    """Add to what ended a run early the rounds that are saved and the command that continues it."""
-    if directory:
-        change = " --lr …" if isinstance(error, Diverged) else ""
-        again = directory.again + change
-        end(error, saved=directory.rounds_saved, command=again, mend=isinstance(error, MethodFailed))
+def _save_ending(error: BaseException, directory: RunDirectory | None, federation: Federation) -> None:
+    """Save the rounds since the last checkpoint, and a divergence."""
+    if isinstance(error, Diverged):
+        error.divergence = replace(error.divergence, round=federation.round + 1)
+    with suppress(OSError):  # a full disk may have ended the run
+        if directory and federation.round > directory.checkpoints.rounds_saved:
+            directory.checkpoints.save(*federation.save())
+        if directory and isinstance(error, Diverged):
+            directory.diverged(error.divergence)
 
 
-def _finish(job: Job, weights: Weights, how: Mapping[str, Any]) -> Run:
+def _finish(job: Job, weights: Weights, engine: str) -> Run:
     network, directory = job.experiment.network, job.directory
     network.load(weights)
     state = {name: tensor.detach().clone() for name, tensor in network.module.state_dict().items()}
-    summary = {**summarise(job.history), **how}
-    if directory is None:
-        return Run(job.config, job.history, summary, state, None)
-    try:
+    summary = summarise(job.history) | ({"engine": engine} if engine else {})
+    if directory:
         with writing(directory.path, error=RunStopped):
             directory.finish(summary, save(state))
-    except RunStopped as error:
-        _say_what_is_saved(error, directory)
-        raise
-    mended = tuple(directory.mended)
-    return Run(job.config, job.history, summary, state, directory.path, mended=mended)
+    return job.ended(summary, state)
+
+
+def load_run(path: str | Path) -> Run:
+    """Return a run that has ended from its folder."""
+    directory = RunDirectory.open(folder_of(path, "path"))
+    path, settings, summary = directory.path, directory.settings, directory.summary
+    diverged = directory.divergence
+    if summary is None and not diverged:
+        rounds = f"{directory.checkpoints.rounds_saved} of {settings['rounds']} rounds"
+        raise UserError(f"{path} is not finished ({rounds}): fedcsd resume {shlex.quote(str(path))}")
+    _note_if_old(directory)
+    weights = {} if diverged else _weights(directory)
+    changes = tuple(directory.changes)
+    return Run(settings, directory.history(), summary or {}, weights, path, diverged, changes)
+
+
+def _weights(directory: RunDirectory) -> dict[str, Tensor]:
+    """Return the final model of a finished run."""
+    path, model = directory.path, directory.path / "model.safetensors"
+    if not model.exists():
+        further = f", or further, {directory.again} --rounds …" if directory.checkpoints.rounds_saved else ""
+        raise UserError(
+            f"the weights of {path} are not there (results that are shared come without them): train the run again, "
+            f"fedcsd run {shlex.quote(str(path / 'config.toml'))}{further}"
+        )
+    try:
+        return load_file(model)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"cannot read the model of {path}: {error}") from None
+
+
+def _note_if_old(directory: RunDirectory) -> None:
+    """Tell the user if a method's or model's file has changed since it trained a run that has ended."""
+    settings, code = merge(directory.settings), directory.config["facts"]["code"]
+    for component in ("method", "model"):
+        name, before = settings[component]["name"], code.get(component)
+        if before not in (None, FROM_PYTHON) and code_now(component, name) not in ("", before):
+            home = name.rpartition(":")[0] or name
+            note(f"{directory.path} was trained before {home} changed: remove that folder to train it again")

@@ -27,8 +27,6 @@ MODELS = {
     "alexnet": "alexnet:alexnet",
 }
 
-Factory = Callable[[], nn.Module]
-
 
 def choose(shape: tuple[int, ...]) -> str:
     """The model for data that names none."""
@@ -80,7 +78,7 @@ def functions_of(module: ModuleType) -> list[str]:
 
 def factory(
     model: str | Callable[..., nn.Module], options: Mapping[str, Any], shape: tuple[int, ...], classes: int
-) -> Factory:
+) -> "Factory":
     """A function without arguments that makes the model, from a name or a user's own factory.
 
     A user's factory is called with as many of (shape, classes) as it has required parameters.
@@ -99,11 +97,11 @@ def factory(
     ]
     arguments = (shape, classes)[: len(wanted)]
     own = model if isinstance(model, str) and ":" in model else ""
-    return Maker(make, dict(options), arguments, own, digest_of_source(make, own) if own else "")
+    return Factory(make, dict(options), arguments, own, digest_of_source(make, own) if own else "")
 
 
 @dataclass(frozen=True)
-class Maker:
+class Factory:
     """Makes a run's model by the code that there was when the run began, whatever becomes of its file."""
 
     make: Callable[..., nn.Module]
@@ -133,10 +131,10 @@ class Maker:
     def __reduce__(self) -> tuple[Any, ...]:
         """A process that does not share our memory finds a model of one's own by its name."""
         if not self.digest:
-            return Maker, (self.make, self.options, self.arguments)
+            return Factory, (self.make, self.options, self.arguments)
         check_unchanged(source_of(self.make, self.name), self.digest)
         return _again, (self.options, self.arguments, self.name, self.digest)
 
 
-def _again(options: dict[str, Any], arguments: tuple[Any, ...], name: str, digest: str) -> Maker:
-    return Maker(find(name), options, arguments, name, digest)
+def _again(options: dict[str, Any], arguments: tuple[Any, ...], name: str, digest: str) -> Factory:
+    return Factory(find(name), options, arguments, name, digest)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedcsd.experiments.provenance import commit, facts
+from fedcsd.experiments.provenance import commit, environment
 from fedcsd.files import write_whole
 from fedcsd.paper.exhibits import PRINTED
 from fedcsd.paper.measured import HIGHER_IS_BETTER, Result, order_of
@@ -217,7 +217,7 @@ def to_json(report: Report, folder: Path) -> dict[str, Any]:
             for outcome in {o.path: o for o in report.outcomes.values()}.values()
         },
         "commit": commit(),
-        **facts(),
+        **environment(),
     }
 
 

@@ -73,7 +73,7 @@ class Planned:
         if outcome := Outcome.of(self):
             return f"diverged in round {outcome.diverged.round}" if outcome.diverged else "done"
         run = RunDirectory.open(self.path)
-        return f"{run.rounds_saved} of {run.settings['rounds']} rounds"
+        return f"{run.checkpoints.rounds_saved} of {run.settings['rounds']} rounds"
 
 
 @dataclass(frozen=True)
@@ -106,10 +106,17 @@ class Outcome:
                 f"{run.path / 'metrics.jsonl'} is damaged, rounds 1 to {rounds} should be in it: {again}"
             )
         config = there.config
-        package = config["facts"].get("package", "")
+        package = config["facts"]["code"]["package"]
         versions = {**config.get("versions", {}), "package": package}
         where = {"host": config.get("host", {}), "versions": versions}
-        return cls(run.path, there.settings, history, diverged, tuple(there.mended), where)
+        return cls(
+            run.path,
+            there.settings,
+            history,
+            diverged,
+            tuple(str(c) for c in there.changes if c.mends),
+            where,
+        )
 
 
 def plan(exhibit: Exhibit, choices: Choices, out: Path) -> dict[tuple[Point, int], Planned]:

@@ -10,7 +10,7 @@ from shutil import rmtree
 from fedcsd.errors import Busy, RunStopped, UserError, end, note, unknown
 from fedcsd.experiments.archive import FILE
 from fedcsd.experiments.experiment import prepare
-from fedcsd.experiments.identity import tell_old
+from fedcsd.experiments.resuming import note_other_code
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import attempt
 from fedcsd.federation.callbacks import Callbacks
@@ -94,7 +94,7 @@ def reproduce(
         for name in all_runs.keys() - with_runs.keys():
             note(f"{name}: no run is there")
         all_runs = with_runs
-    tell_old({run.path for runs in all_runs.values() for run in runs.values() if run.ended})
+    note_other_code({run.path for runs in all_runs.values() for run in runs.values() if run.ended})
     if train:
         _check([run for runs in todo.values() for run in runs])
     made = []

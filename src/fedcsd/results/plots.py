@@ -44,7 +44,7 @@ NAMES = {key: (name, factor) for key, name, factor in PANELS} | {
     **{key: (f"{name} (%)", 100.0) for key, name in MASK.items()},
 }
 TRACKED = ("logit_drift", "feature_drift", "local_accuracy", "train_accuracy", "local_train_accuracy")
-VERSIONS = {"device": "device", "method": "code", "model_code": "model code", "data": "data"}
+VERSIONS = {"device": "device", "method": "code", "model": "model code", "data": "data"}
 """what makes other runs of the same settings and seed: where config.toml has it, and its name in a label"""
 UNIFORM = 1e-7  # where a uniform target is shown on a logarithmic axis: about the rounding of float32
 SHARES = ("accuracy", "domain_mean")  # in the name of what is a share
@@ -113,7 +113,14 @@ def by_label(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
 
 def _versions(runs: Sequence[RecordedRun]) -> dict[str, Sequence[RecordedRun]]:
     """Runs of the same settings, apart where one seed is there with other code, data or device."""
-    known = [{"device": run.settings.get("device", ""), **run.config["facts"]} for run in runs]
+    known = [
+        {
+            "device": run.settings.get("device", ""),
+            **run.config["facts"]["code"],
+            "data": run.config["facts"]["data"],
+        }
+        for run in runs
+    ]
     told = [{name: str(one.get(key, "")) for key, name in VERSIONS.items()} for one in known]
     made = {(run.settings.get("seed"), repr(one)) for run, one in zip(runs, told, strict=True)}
     if len(made) == len({seed for seed, _ in made}):
@@ -138,7 +145,7 @@ def _once(runs: Sequence[RecordedRun], left: list[str]) -> list[RecordedRun]:
 
 
 def _measured(run: RecordedRun) -> tuple[bool, int]:
-    return not run.mended, sum(len(record) for record in run.history())
+    return not any(change.mends for change in run.changes), sum(len(record) for record in run.history())
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from fedcsd.config.settings import used
 from fedcsd.config.toml import merge
 from fedcsd.errors import Divergence
 from fedcsd.experiments.archive import open_run
-from fedcsd.experiments.identity import CODE, code_now
+from fedcsd.experiments.provenance import code_now
 from fedcsd.experiments.recorded import RecordedRun
 from fedcsd.experiments.running import Run
 from fedcsd.results.tables import Row
@@ -75,7 +75,7 @@ def _row(label: str, runs: Sequence[Run], first: Mapping[int, float], own: bool,
     key = PERSONAL if personal else "client_accuracy_mean"
     untrained = label in about.untrained
     ends = notes(lambda run: [str(run.diverged)] if run.diverged else [])
-    mended, code = notes(lambda run: run.mended), notes(other_code)
+    mended, code = notes(lambda run: [str(c) for c in run.changes if c.mends]), notes(other_code)
     blown = notes(lambda run: blown_up(run, about.classes, untrained))
     return Row(
         label,
@@ -119,7 +119,7 @@ def other_code(run: Run | RecordedRun) -> list[str]:
     if run.path is None:
         return []
     names, directory = merge(run.settings), open_run(run.path)
-    used = {what: code for what, fact in CODE.items() if (code := directory.code(fact))}
+    used = {what: code for what in ("method", "model") if (code := directory.code(what))}
     return [note for what, code in used.items() for note in _other(run.path, what, names[what]["name"], code)]
 
 

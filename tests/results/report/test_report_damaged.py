@@ -52,7 +52,7 @@ def test_measurements_that_are_no_numbers(tmp_path: Path) -> None:
 def test_a_method_whose_package_is_gone(tmp_path: Path) -> None:
     run = made(tmp_path / "r", [0.5, 0.6], method={"name": "gone.away:Mine"})
     config = (run / "config.toml").read_text()
-    (run / "config.toml").write_text(config.replace("[facts]", '[facts]\nmethod = "0123"'))
+    (run / "config.toml").write_text(config.replace("[facts.code]", '[facts.code]\nmethod = "0123"'))
     assert collect([run])["table"]["cells"][0][:2] == ["Mine", "60.00"]
 
 

@@ -18,9 +18,9 @@ from fedcsd.deploy.server.roster import Roster
 from fedcsd.deploy.settings import Deployment
 from fedcsd.deploy.wire import Malformed, Parcel
 from fedcsd.errors import RunStopped, note
-from fedcsd.experiments.experiment import Experiment
 from fedcsd.federation.backends.protocol import Backend
 from fedcsd.federation.evaluation import Evaluation
+from fedcsd.federation.setup import Setup
 from fedcsd.messages import Reply, Request
 from fedcsd.weights import Values, Weights
 
@@ -36,7 +36,7 @@ class FlowerBackend(Backend):
     """Asks clients that are nodes."""
 
     def __init__(
-        self, experiment: Experiment, deployment: Deployment, post: Post, roster: Roster, states: NodeStates
+        self, experiment: Setup, deployment: Deployment, post: Post, roster: Roster, states: NodeStates
     ):
         self.experiment, self.deployment = experiment, deployment
         self.post, self.roster, self.states = post, roster, states

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedcsd.deploy.settings import Deployment
 from fedcsd.deploy.wire import Malformed, Parcel
-from fedcsd.experiments.experiment import Experiment
+from fedcsd.federation.setup import Setup
 from fedcsd.messages import Notes, Reply, Request
 from fedcsd.training.worker import Worker
 from fedcsd.training.workspace import Workspace
@@ -37,7 +37,7 @@ def shown(text: object) -> str:
 class Checks:
     """Turns parcels into replies, or says why it does not."""
 
-    def __init__(self, experiment: Experiment, deployment: Deployment):
+    def __init__(self, experiment: Setup, deployment: Deployment):
         self.experiment, self.deployment = experiment, deployment
         self.layout: Layout = experiment.network.layout
         self.worker = _rehearsal(experiment)
@@ -116,7 +116,7 @@ class Checks:
                 raise Malformed(f"{name} has norm {float(value.double().norm()):.3g}, over {limit:.3g}")
 
 
-def _rehearsal(experiment: Experiment) -> Worker:
+def _rehearsal(experiment: Setup) -> Worker:
     """Make a worker with one client of a few empty images."""
     data = experiment.data
     x = torch.zeros((SAMPLES, *data.shape), dtype=data.x_train.dtype)

@@ -7,7 +7,7 @@ from typing import Any
 from fedcsd.deploy.node.store import ROUNDS_HELD, checksum
 from fedcsd.deploy.settings import Deployment
 from fedcsd.deploy.wire import Parcel
-from fedcsd.experiments.run_folder import CHECKPOINTS_KEPT
+from fedcsd.experiments.checkpoints import KEPT
 from fedcsd.federation.states import Saved, States
 from fedcsd.messages import Request, described
 from fedcsd.weights import Value, Values, Weights
@@ -47,7 +47,7 @@ class NodeStates(States):
         self._versions = dict(snapshot)
 
     def save(self, round: int) -> tuple[Saved, dict[str, Value]]:
-        self._saved = [*self._saved, dict(self._versions)][-CHECKPOINTS_KEPT:]
+        self._saved = [*self._saved, dict(self._versions)][-KEPT:]
         return {"nodes": {str(client): version for client, version in self._versions.items()}}, {}
 
     def load(self, header: Mapping[str, Any], values: Mapping[str, Value]) -> None:

@@ -26,11 +26,13 @@ from fedcsd.deploy.settings import Deployment, deployment_of
 from fedcsd.deploy.wire import Malformed
 from fedcsd.errors import UserError, show_notes
 from fedcsd.experiments import running as jobs
-from fedcsd.experiments.experiment import Experiment, config_of
+from fedcsd.experiments.experiment import config_of
+from fedcsd.experiments.resuming import continued
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.federation.backends.protocol import one_thread
 from fedcsd.federation.callbacks import Callbacks
 from fedcsd.federation.evaluation import Record
+from fedcsd.federation.setup import Setup
 from fedcsd.files import write_whole
 
 OFTEN = 0.2  # seconds between replies that are told at least
@@ -122,7 +124,7 @@ def serve(grid: Grid, config: Mapping[str, Any], status: Status | None = None) -
         return jobs.load_run(session.out)
 
     @contextmanager
-    def nodes(experiment: Experiment, run: Path | None) -> Iterator[tuple[FlowerBackend, NodeStates]]:
+    def nodes(experiment: Setup, run: Path | None) -> Iterator[tuple[FlowerBackend, NodeStates]]:
         states = NodeStates()
         with one_thread():
             yield FlowerBackend(experiment, session.deployment, session.post, roster, states), states
@@ -136,7 +138,7 @@ def serve(grid: Grid, config: Mapping[str, Any], status: Status | None = None) -
 def begin(session: Session) -> tuple[jobs.Job | None, Roster]:
     """A run whose data every node can load, and takes its part of: the partition of a simulation."""
     if session.resume:
-        job = jobs.take_up(session.out, changes={"rounds": session.values.get("rounds")}, deployed=True)
+        job = continued(session.out, changes={"rounds": session.values.get("rounds")}, deployed=True)
     else:
         overwrite = bool(session.config.get("overwrite", False))
         job = jobs.begin(session.values, out=session.out, overwrite=overwrite, deploy=session.facts)

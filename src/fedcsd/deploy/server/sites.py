@@ -21,6 +21,7 @@ from fedcsd.deploy.wire import Malformed
 from fedcsd.errors import UserError
 from fedcsd.experiments import running as jobs
 from fedcsd.experiments.experiment import config_of
+from fedcsd.experiments.resuming import continued
 from fedcsd.experiments.run_folder import RunDirectory
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def begin(session: "Session") -> tuple[jobs.Job | None, Roster]:
         values, given = with_sites(session.values, agreed)
         changes = {"rounds": session.values.get("rounds")}
         given = {"data": given["data"]}  # who has how much is in the run directory
-        job = jobs.take_up(session.out, given=given, changes=changes, deployed=True)
+        job = continued(session.out, given=given, changes=changes, deployed=True)
     else:
         agreed = agree(session, roster)
         values, given = with_sites(session.values, agreed)

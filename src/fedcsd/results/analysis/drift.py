@@ -22,9 +22,8 @@ from fedcsd.data.partition import counts_of
 from fedcsd.errors import Diverged, RunStopped
 from fedcsd.experiments.choices import FROM_PYTHON, Choice, choices_of, method_from
 from fedcsd.experiments.experiment import Experiment, config_of
-from fedcsd.experiments.identity import check_there
 from fedcsd.experiments.machine import backend_for
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.resuming import check_outside
 from fedcsd.experiments.running import Run
 from fedcsd.federation.backends.protocol import Backend
 from fedcsd.files import write_whole
@@ -258,7 +257,7 @@ def methods_for(run: Run) -> dict[str, Choice]:
     if FROM_PYTHON in own["name"] or label in chosen:
         return chosen
     if run.path:
-        check_there(RunDirectory.open(run.path), {})
+        check_outside(run.path, run.settings)
     return {name: choice for name, choice in chosen.items() if name != own["name"]} | {label: own}
 
 

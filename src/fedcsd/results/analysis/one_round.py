@@ -14,8 +14,8 @@ from fedcsd.config.settings import defaults_where
 from fedcsd.errors import UserError, no_run
 from fedcsd.experiments.choices import FROM_PYTHON
 from fedcsd.experiments.experiment import Experiment, prepare
-from fedcsd.experiments.identity import check_there
 from fedcsd.experiments.machine import backend_for
+from fedcsd.experiments.resuming import check_outside
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import Run, load_run
 from fedcsd.experiments.summary import summarise
@@ -79,7 +79,7 @@ def ready(run: Run, *, data: Any = None, model: Any = None, **changes: Any) -> E
     directory = RunDirectory.open(run.path) if run.path else None
     parts = directory.partition() if directory else None
     if directory and data is None:
-        check_there(directory, {"method": "is not needed", **({"model": model} if model else {})})
+        check_outside(directory.path, run.settings, ["method", *["model"] * bool(model)])
     changes = {key: value for key, value in changes.items() if value is not None}
     if changes.get("device") == "cpu":
         changes = {**HERE, **changes}

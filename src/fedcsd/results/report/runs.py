@@ -12,6 +12,7 @@ from fedcsd.data.partition import Counts
 from fedcsd.errors import Divergence, UserError, no_run
 from fedcsd.experiments.archive import is_run, open_run
 from fedcsd.experiments.comparison_folder import run_name
+from fedcsd.experiments.recorded import Change
 from fedcsd.experiments.running import Run
 from fedcsd.results.curves import History
 from fedcsd.results.plots import by_label, flat, folders, tell_skipped
@@ -34,7 +35,7 @@ class Seen:
     """records as they are in metrics.jsonl"""
     summary: dict[str, Any] | None = None
     diverged: Divergence | None = None
-    mended: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
     counts: Counts | None = None
     problem: str = ""
     """why it cannot be read"""
@@ -63,7 +64,7 @@ class Seen:
 
     def run(self) -> Run:
         """The same without its weights."""
-        return Run(self.settings, self.raw, self.summary or {}, {}, self.path, self.diverged, self.mended)
+        return Run(self.settings, self.raw, self.summary or {}, {}, self.path, self.diverged, self.changes)
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ def read(folder: Path) -> Seen:
         int(config["seed"]), str(config["method"]["name"]), int(config["rounds"])
         if summary is not None:
             float(summary["final_accuracy"]), float(summary["seconds"]), int(summary.get("rounds", 0))
-        return Seen(folder, config, run.history(), summary, end, tuple(run.mended), run.counts())
+        return Seen(folder, config, run.history(), summary, end, tuple(run.changes), run.counts())
     except DAMAGE as error:
         return Seen(folder, problem=" ".join(str(error).split()) or type(error).__name__)
 
