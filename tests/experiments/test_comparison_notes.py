@@ -83,7 +83,7 @@ def test_a_run_trained_partly_with_other_code(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         package.run(method=f"{file}:Mine", out=path, on_round=stop, **call)
     file.write_text(f"{CODE}2\n")
-    with pytest.warns(Note, match="from here on it is trained with the new code"):
+    with pytest.warns(Note, match="from here on it trains with the new code"):
         row = package.compare(f"{file}:Mine", out=tmp_path / "c", **call).rows[0]
     assert row.other_code
     assert row.notes[0].startswith("seed 0: round 1 trained with other code than mine.py has now")
