@@ -272,7 +272,7 @@ def test_installed_methods_are_found_listed_and_run(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     config = tomllib.loads(Path("runs/scaled-digits/config.toml").read_text())
     assert config["method"] == {"name": "scaled", "by": 0.5}
-    assert config["facts"]["method"]
+    assert config["facts"]["code"]["method"]
     wrong = call("run", "--method", "scaleed")
     assert wrong.returncode == 2
     assert wrong.stderr == "error: unknown method 'scaleed': did you mean scaled?\n"
