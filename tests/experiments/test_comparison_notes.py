@@ -92,7 +92,7 @@ def test_a_run_trained_partly_with_other_code(tmp_path: Path) -> None:
         row = package.compare(f"{file}:Mine", out=tmp_path / "c", **call).rows[0]
     assert row.notes[0].startswith("seed 0: rounds 2 on trained with other code")
     file.unlink()
-    assert [round for round, _ in RunDirectory.open(path).code()] == [0, 1]
+    assert [round for round, _ in RunDirectory.open(path).code("method")] == [0, 1]
 
 
 def test_code_that_trained_no_round_does_not_count(tmp_path: Path) -> None:
