@@ -156,7 +156,7 @@ def test_packing_keeps_everything_and_writes_shared_tensors_once() -> None:
         "steps": 7,
         "none": torch.empty(0, 3),
     }
-    blob = pack({"round": 3}, values, checksum=True)
+    blob = pack({"round": 3}, values)
     header, back = unpack(blob, w.layout)
     assert header == {"round": 3}
     assert back["steps"] == 7
@@ -164,20 +164,20 @@ def test_packing_keeps_everything_and_writes_shared_tensors_once() -> None:
     assert back["teacher"].recipe == teacher.recipe
     assert back["again"].token == back["weights"].token == w.token
     assert back["held"].tolist() == [True, False]
-    assert len(blob) < len(pack({"round": 3}, {**values, "again": weights(1.0, 2.0)}, checksum=True))
+    assert len(blob) < len(pack({"round": 3}, {**values, "again": weights(1.0, 2.0)}))
 
 
 @given(cut=st.floats(0, 0.999))
 def test_a_torn_blob_is_told_from_a_whole_one(cut: float) -> None:
     w = weights(*np.arange(100.0))
-    blob = pack({"round": 3}, {"weights": w}, checksum=True)
+    blob = pack({"round": 3}, {"weights": w})
     with pytest.raises(Torn):
         unpack(blob[: int(cut * len(blob))], w.layout)
 
 
 def test_a_changed_byte_is_noticed() -> None:
     w = weights(*np.arange(100.0))
-    blob = bytearray(pack({"round": 3}, {"weights": w}, checksum=True))
+    blob = bytearray(pack({"round": 3}, {"weights": w}))
     blob[-50] ^= 1
     with pytest.raises(Torn, match="checksum"):
         unpack(bytes(blob), w.layout)

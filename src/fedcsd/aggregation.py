@@ -1,19 +1,19 @@
-"""The server's arithmetic: weighted means of tensors and of weights, and moving averages of models."""
+"""The server averages tensors and models here: weighted means, and moving averages of models."""
 
 from collections.abc import Iterable
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from fedcsd.errors import Diverged
+from fedcsd.messages import Reply
 from fedcsd.weights import Weights
 
-PIECE = 1 << 16  # numbers at a time on a CPU: in float64 they have room near the processor
+PIECE = 1 << 16  # numbers at a time on a CPU: in float64 they fit into its cache
 
 
 class Mean:
-    """A weighted mean of tensors, folded in one by one.
+    """A weighted mean of tensors that are added one by one.
 
     The sum is kept in float64, so that equal values average to exactly those.
     """
@@ -38,17 +38,8 @@ class Mean:
         return (self.total / self.weight).to(self.dtype)
 
 
-class Weighted(Protocol):
-    """What can be averaged: a reply with a number of samples and weights."""
-
-    @property
-    def samples(self) -> int: ...
-    @property
-    def weights(self) -> Weights: ...
-
-
-def weighted_mean(replies: Iterable[Weighted]) -> Weights:
-    """`Σ p_k w_k` with `p_k = n_k / Σ n_j` over these replies, folded in as they arrive."""
+def weighted_mean(replies: Iterable[Reply]) -> Weights:
+    """Compute `Σ p_k w_k` with `p_k = n_k / Σ n_j` over these replies, each added as it arrives."""
     mean, last = Mean(), None
     for reply in replies:
         last = reply.weights
@@ -59,6 +50,6 @@ def weighted_mean(replies: Iterable[Weighted]) -> Weights:
 
 
 def lerp(first: Weights, second: Weights, t: float) -> Weights:
-    """`(1 − t)·first + t·second`: the moving average of models."""
+    """Compute `(1 − t)·first + t·second`, the moving average of models."""
     flat = torch.lerp(first.flat, second.flat, t)
     return Weights(first.layout, flat, recipe=(first.token, second.token, t))

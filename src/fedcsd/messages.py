@@ -1,6 +1,7 @@
-"""Requests, replies, and values as bytes: safetensors for tensors, JSON for numbers, never pickle.
+"""A server sends requests and gets replies; their named values become bytes here, without pickle.
 
-Checkpoint files have this form; messages to worker processes have the same entries (`backends.frames`).
+The bytes are safetensors with JSON for numbers, as in checkpoint files. Messages to worker processes have
+the same entries (`federation/backends/frames.py`).
 """
 
 import json
@@ -20,12 +21,14 @@ from torch import Tensor
 from fedcsd.weights import Layout, Value, Values, Weights
 
 Kind = Literal["train", "query", "personal", "evaluate"]
-"""What a request asks of a client: to train, to answer without training, or to test its own or the global model."""
+"""a client trains, answers without training, tests its own model, or tests the global model"""
+Notes = dict[str, tuple[float, float]]
+"""Measurements as (total, count) by name: both add up over clients, and their quotient is recorded."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """One request to a cohort: a function of the method's client half, and its arguments."""
+    """A request names a function of the method's client half, and gives its arguments."""
 
     round: int
     function: str
@@ -33,25 +36,21 @@ class Request:
     kind: Kind = "query"
 
 
-Notes = dict[str, tuple[float, float]]
-"""Measurements as (total, count) by name: over clients both add up, and their quotient is reported."""
-
-
 @dataclass(frozen=True)
 class Reply:
-    """One client's answer: `samples` it holds, the values it returns, what it measured.
-
-    `state` is what the client keeps for its next round; `problem` says why its training is unusable,
-    `absent` why there is no answer of it at all.
-    """
+    """A client's reply has the values that the function returned, and what was measured."""
 
     client: int
     samples: int = 0
+    """training samples that the client holds"""
     values: Values = field(default_factory=dict)
     notes: Notes = field(default_factory=dict)
     state: Values = field(default_factory=dict)
+    """values that the client keeps for its next round"""
     problem: str = ""
+    """why its training is unusable"""
     absent: str = ""
+    """why the client did not answer"""
 
     @property
     def weights(self) -> Weights:
@@ -68,11 +67,11 @@ class Reply:
 
 
 class Torn(ValueError):
-    """Bytes that are incomplete or damaged."""
+    """Bytes are incomplete or damaged."""
 
 
 def finite(value: Any) -> Any:
-    """The same JSON value with NaN and infinities, which JSON does not have, as null."""
+    """Return a JSON value with NaN and infinities, which JSON does not have, as null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -83,12 +82,12 @@ def finite(value: Any) -> Any:
 
 
 def parsed(text: bytes) -> Any:
-    """The value that JSON stands for, with NaN and infinities as null."""
+    """Parse JSON, with NaN and infinities as null."""
     return json.loads(text, parse_constant=lambda name: None)
 
 
 def check_kinds(values: Mapping[str, Any], whose: str) -> None:
-    """Refuse what a method would send or keep and cannot."""
+    """Refuse values that a method cannot send or keep."""
     for name, value in values.items():
         if not isinstance(value, (Weights, Tensor, bool, int, float, np.bool_, np.integer, np.floating)):
             raise TypeError(
@@ -96,17 +95,17 @@ def check_kinds(values: Mapping[str, Any], whose: str) -> None:
             )
 
 
-def pack(header: Mapping[str, Any], values: Mapping[str, Value], *, checksum: bool = False) -> bytes:
-    """One safetensors blob: `header` is any JSON, `values` tensors, weights and numbers by name."""
-    described_tensors, entries = described(values)
+def pack(header: Mapping[str, Any], values: Mapping[str, Value]) -> bytes:
+    """Pack any JSON as header, and tensors, weights and numbers by name, into one safetensors blob."""
+    whole, entries = described(values)
     storages: set[int] = set()
-    tensors = {name: _own(tensor, storages) for name, tensor in described_tensors.items()}
+    tensors = {name: _separate(tensor, storages) for name, tensor in whole.items()}
     body = json.dumps({"header": header, "values": entries})
-    return save(tensors, {"fedcsd": body} | ({"crc32": _checksum(body, tensors)} if checksum else {}))
+    return save(tensors, {"fedcsd": body, "crc32": _checksum(body, tensors)})
 
 
 def described(values: Mapping[str, Value]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Values as tensors on the CPU, by name, and what else there is to know of each, as JSON."""
+    """Split values into tensors on the CPU and JSON entries that say how to restore each value."""
     tensors: dict[str, Tensor] = {}
     entries: dict[str, Any] = {}
     written: dict[int, str] = {}
@@ -129,7 +128,7 @@ def described(values: Mapping[str, Value]) -> tuple[dict[str, Tensor], dict[str,
 
 
 def restored(entries: Mapping[str, Any], tensors: Mapping[str, Tensor], layout: Layout) -> dict[str, Value]:
-    """The values that `described` took apart."""
+    """Restore the values that `described` split."""
     values: dict[str, Value] = {}
     for name, entry in entries.items():
         if "number" in entry:
@@ -141,9 +140,8 @@ def restored(entries: Mapping[str, Any], tensors: Mapping[str, Tensor], layout: 
     return values
 
 
-def _own(tensor: Tensor, storages: set[int]) -> Tensor:
-    """The tensor with its numbers to itself; a view of something larger, or of something that is written
-    already, is copied."""
+def _separate(tensor: Tensor, storages: set[int]) -> Tensor:
+    """Return the tensor in memory of its own: copy a view of something larger or of something written already."""
     tensor = tensor.contiguous()
     storage = tensor.untyped_storage()
     if storage.nbytes() == tensor.nbytes and storage.data_ptr() not in storages:
@@ -153,12 +151,12 @@ def _own(tensor: Tensor, storages: set[int]) -> Tensor:
 
 
 def unpack(blob: bytes, layout: Layout) -> tuple[dict[str, Any], dict[str, Value]]:
-    """The header and the values of a packed blob; its checksum is compared if it has one."""
+    """Return the header and the values of a packed blob; raise Torn unless its checksum matches."""
     try:
         size = int.from_bytes(blob[:8], "little")
         metadata = json.loads(blob[8 : 8 + size])["__metadata__"]
         tensors = load(blob)
-        if "crc32" in metadata and metadata["crc32"] != _checksum(metadata["fedcsd"], tensors):
+        if metadata["crc32"] != _checksum(metadata["fedcsd"], tensors):
             raise Torn("the checksum does not match")
         body = json.loads(metadata["fedcsd"])
     except (SafetensorError, ValueError, KeyError) as error:
@@ -167,7 +165,7 @@ def unpack(blob: bytes, layout: Layout) -> tuple[dict[str, Any], dict[str, Value
 
 
 def header_of(path: Path) -> dict[str, Any]:
-    """The header of a packed file, without reading its tensors."""
+    """Return the header of a packed file without reading its tensors."""
     try:
         with open(path, "rb") as file:
             size = int.from_bytes(file.read(8), "little")

@@ -1,8 +1,8 @@
-"""A model's weights as one flat vector with names.
+"""A flat vector with names holds the weights of a model.
 
 Weights are the trainable parameters followed by every other floating-point tensor of the model
 (frozen parameters, BatchNorm's running statistics): all of it is averaged. Integer buffers such as
-`num_batches_tracked` are not weights; they stay with the model and start anew in each local training.
+`num_batches_tracked` are not weights: they stay with the model and start anew in each local training.
 """
 
 import os
@@ -20,7 +20,7 @@ from fedcsd.errors import UserError
 
 
 def float_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The floating-point buffers that belong to the model's saved state."""
+    """Yield the floating-point buffers that belong to the model's saved state."""
     saved = module.state_dict().keys()
     for name, buffer in module.named_buffers():
         if name in saved and buffer.is_floating_point():
@@ -29,7 +29,7 @@ def float_buffers(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where each named tensor lies in the flat vector; the first `trainable` numbers are trained."""
+    """The place of each named tensor in the flat vector, of which the first `trainable` numbers are trained."""
 
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
@@ -66,16 +66,16 @@ class Layout:
         return sum(prod(shape) for shape in self.shapes)
 
     def fingerprint(self) -> str:
-        """Tells models apart."""
+        """Return a digest that tells models apart."""
         return blake2b(repr((self.names, self.shapes, self.trainable)).encode(), digest_size=8).hexdigest()
 
     def mask(self, names: Container[str]) -> Tensor:
-        """True for the numbers of the flat vector that belong to these names [size]."""
+        """Return true for the numbers of the flat vector that belong to these names [size]."""
         sizes = torch.tensor([prod(shape) for shape in self.shapes])
         return torch.tensor([name in names for name in self.names]).repeat_interleave(sizes)
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
-        """Views of the flat vector [size], by name and in shape."""
+        """Return views of the flat vector [size], by name and in shape."""
         views, start = {}, 0
         for name, shape in zip(self.names, self.shapes, strict=True):
             stop = start + prod(shape)
@@ -85,29 +85,26 @@ class Layout:
 
 
 def _inside(module: nn.Module, names: Sequence[str], wanted: Callable[[nn.Module], bool]) -> frozenset[str]:
-    """Those of the names that belong to the wanted parts of a model."""
+    """Return the names that belong to the wanted parts of a model."""
     prefixes = tuple(f"{path}." if path else "" for path, part in module.named_modules() if wanted(part))
     return frozenset(name for name in names if name.startswith(prefixes))
 
 
 def _new_token() -> int:
-    """A number no other process has given out either: workers make weights of their own."""
+    """Return a number that no other process returns either: workers make weights of their own."""
     return int.from_bytes(os.urandom(6), "little") + 1
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """Named tensors over one flat vector. Never changed in place; arithmetic makes new ones.
-
-    `token` identifies the value, so that nobody sends or computes twice what is known already.
-    `recipe` says that this is `lerp(first, second, t)` of two other values, by token: whoever holds
-    those two can make this one without being sent it.
-    """
+    """A model's tensors as one flat vector, which is never changed in place: arithmetic makes new weights."""
 
     layout: Layout
     flat: Tensor
     token: int = 0
+    """identifies the value, so that it is not sent or computed twice"""
     recipe: tuple[int, int, float] | None = None
+    """tokens of two other values and t, if this is `lerp(first, second, t)`; a client that holds both makes it"""
 
     def __post_init__(self) -> None:
         if not self.token:
@@ -115,12 +112,12 @@ class Weights:
 
     @property
     def parameters(self) -> Tensor:
-        """The trainable part, flat: what regularisers and control variates act on."""
+        """Return the trainable part, flat; regularisers and control variates act on it."""
         return self.flat[: self.layout.trainable]
 
     @property
     def others(self) -> Tensor:
-        """Everything that is averaged but not trained, flat."""
+        """Return the part that is averaged but not trained, flat."""
         return self.flat[self.layout.trainable :]
 
     @property
@@ -131,21 +128,21 @@ class Weights:
         return self.layout.split(self.flat)
 
     def to(self, device: torch.device | str) -> "Weights":
-        """The same weights, by token too, on another device."""
+        """Return the same weights, by token too, on another device."""
         return self if self.flat.device == torch.device(device) else replace(self, flat=self.flat.to(device))
 
     def like(self, flat: Tensor) -> "Weights":
-        """New weights of the same layout."""
+        """Return new weights of the same layout."""
         _check_shape("like", flat, self.flat, "all numbers, as weights.flat has them")
         return Weights(self.layout, flat)
 
     def with_parameters(self, parameters: Tensor) -> "Weights":
-        """New weights: these trainable parameters, everything else as here."""
+        """Return new weights with these trainable parameters; the rest stays."""
         _check_shape("with_parameters", parameters, self.parameters, "those of weights.parameters")
         return self.like(torch.cat([parameters.to(self.flat.dtype), self.others]))
 
     def replaced(self, mask: Tensor, values: Tensor) -> "Weights":
-        """New weights: these values where the mask [size] is true, everything else as here."""
+        """Return new weights with these values where the mask [size] is true; the rest stays."""
         flat = self.flat.clone()
         flat[mask] = values.to(flat.dtype)
         return self.like(flat)
@@ -159,21 +156,21 @@ def _check_shape(function: str, given: Tensor, wanted: Tensor, what: str) -> Non
 
 Value = Weights | Tensor | int | float
 Values = Mapping[str, Any]
-"""Named values that travel or are kept. Typed loosely, so that a method can use what it put there."""
+"""named values that travel or are kept; typed loosely, so that a method can use what it put there"""
 
 
 def nbytes(value: Value) -> int:
-    """Bytes of a value when it is sent."""
+    """Return the bytes of a value when it is sent."""
     return value.nbytes if isinstance(value, (Weights, Tensor)) else 8
 
 
 def moved(values: Values, device: torch.device | str) -> dict[str, Any]:
-    """Values with their weights and tensors on a device."""
+    """Return the values with their weights and tensors on a device."""
     return {name: v.to(device) if isinstance(v, (Weights, Tensor)) else v for name, v in values.items()}
 
 
 def copied(values: Values, device: torch.device | str) -> dict[str, Any]:
-    """Values with copies of their weights, the same by token, and of their tensors, on a device."""
+    """Return the values with copies of their weights, the same by token, and tensors on a device."""
 
     def copy(value: Value) -> Any:
         if isinstance(value, Weights):

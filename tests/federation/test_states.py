@@ -210,7 +210,7 @@ def test_states_that_will_not_fit_are_refused_at_the_first(
             client.state["large"] = torch.zeros(10**5)
             return super().train(client, weights)
 
-    expected = r"2 MB free and what clients keep will need about [67] MB more.*no round was finished"
+    expected = r"2 MB free and the clients' states will need about [67] MB more.*no round was finished"
     with pytest.raises(fedcsd.RunStopped, match=expected):
         run(path, client_state="disk", method=Large(), overwrite=True)
 

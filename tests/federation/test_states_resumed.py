@@ -196,5 +196,7 @@ def test_a_state_lost_in_mid_run_stops_it(tmp_path: Path) -> None:
             for name in files(path):
                 (path / "clients" / name).write_bytes(b"")
 
-    with pytest.raises(fedcsd.RunStopped, match=r"cannot read what client \d keeps.*rounds 1 to 3 are saved"):
+    with pytest.raises(
+        fedcsd.RunStopped, match=r"cannot read the state of client \d.*rounds 1 to 3 are saved"
+    ):
         run(path, client_state="disk", on_round=lose)

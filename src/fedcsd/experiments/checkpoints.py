@@ -41,9 +41,7 @@ class Checkpoints:
         began = time.monotonic()
         with suppress(FileNotFoundError), open(self.run / "metrics.jsonl", "ab") as file:
             os.fsync(file.fileno())  # a checkpoint needs the records of its rounds
-        write_whole(
-            self.folder / f"round-{header['round']:06d}.safetensors", pack(header, values, checksum=True)
-        )
+        write_whole(self.folder / f"round-{header['round']:06d}.safetensors", pack(header, values))
         for _, path in self.found()[KEPT:]:
             path.unlink(missing_ok=True)
         self.sweep()

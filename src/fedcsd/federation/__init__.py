@@ -1,4 +1,4 @@
-"""What happens at the server: the round loop, the cohort, evaluation, the ledger of bytes, clients' states.
+"""This room has the server: round loop, cohort, evaluation, ledger of bytes, clients' states.
 
-Not here: local training (training/), the arithmetic of averages (aggregation.py) and files of runs (experiments/).
+Local training (training/), averages (aggregation.py) and files of runs (experiments/) do not belong here.
 """

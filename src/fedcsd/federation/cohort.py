@@ -1,4 +1,4 @@
-"""The clients of a round: which are drawn, which fail, and which take part to its end."""
+"""The clients of a round are drawn here; some fail, and the others take part to its end."""
 
 from collections.abc import Iterable, Sequence
 
@@ -24,7 +24,7 @@ def failing(settings: Settings, round: int) -> set[int]:
 
 
 class Participants:
-    """The cohort of a round, in the order of dealing and of all sums; clients leave it as they fail."""
+    """The cohort of a round has the order of dealing and of all sums; clients leave it as they fail."""
 
     def __init__(self, drawn: Iterable[int], failing: Iterable[int], sizes: Sequence[int]):
         # The largest client first keeps the lanes evenly busy.
@@ -36,5 +36,5 @@ class Participants:
 
     @property
     def present(self) -> list[int]:
-        """The clients that answer."""
+        """Return the clients that answer."""
         return [k for k in self.clients if k not in self.failed and k not in self.diverged]

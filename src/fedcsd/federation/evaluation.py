@@ -1,4 +1,4 @@
-"""The evaluation of a round's model, as measurements for the round's record."""
+"""An evaluation of a model becomes measurements of the round's record here."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ LISTED = 100  # classes or clients; accuracies of more are recorded in the last 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The result of one model on test data: for each image, or counted by the clients that hold the data."""
+    """An evaluation says for each test image if one model is right, or counts that by client."""
 
     loss: float
     """mean over the test data"""
@@ -42,7 +42,7 @@ class Evaluation:
 
 
 class TestData:
-    """The test data of a federation: its classes and domains, and the images that are like each client's."""
+    """The test data of a federation knows classes, domains, and the images that are like each client's."""
 
     def __init__(self, data: Dataset, parts: Sequence[Rows], held: Sequence[Rows]):
         self.data, self.held = data, held

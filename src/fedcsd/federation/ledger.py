@@ -1,4 +1,4 @@
-"""The ledger of bytes: which values a client holds already, and which must be sent to it."""
+"""The ledger knows which values a client holds already, and counts the bytes of the others."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any

@@ -1,7 +1,7 @@
-"""The requests of one round: sent to the cohort, their replies read, bytes and measurements added up."""
+"""A round sends requests to its cohort, reads the replies, and adds up bytes and measurements."""
 
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from fedcsd.errors import MethodFailed
 from fedcsd.federation.backends.protocol import Backend
@@ -15,29 +15,26 @@ from fedcsd.methods import Method
 from fedcsd.weights import Value, Values, nbytes
 
 
+@dataclass
 class Requests:
-    """Carries a round's requests from the method to the backend; `ask` is what the method calls."""
+    """Carries a round's requests from the method to the backend; the method calls `ask`."""
 
-    def __init__(
-        self,
-        round: int,
-        method: Method,
-        participants: Participants,
-        *,
-        backend: Backend,
-        states: States,
-        ledger: Ledger,
-        callbacks: Callbacks,
-        on_divergence: Callable[[Reply], object],
-    ):
-        self.round, self.method, self.participants = round, method, participants
-        self.backend, self.states, self.ledger = backend, states, ledger
-        self.callbacks, self.on_divergence = callbacks, on_divergence
-        self.bytes_down = self.bytes_up = 0
-        self.notes: list[Notes] = []
-        self._first = True
-        self._open = ""  # the function whose replies are being read
-        self._reading: Iterator[Reply] = iter(())
+    round: int
+    method: Method
+    participants: Participants
+    backend: Backend
+    states: States
+    ledger: Ledger
+    callbacks: Callbacks
+    on_divergence: Callable[[Reply], object]
+    """called with a reply whose training is unusable"""
+    bytes_down: int = 0
+    bytes_up: int = 0
+    notes: list[Notes] = field(default_factory=list)
+    _first: bool = True
+    _open: str = ""
+    """the function whose replies are being read"""
+    _reading: Iterator[Reply] | None = None
 
     def ask(self, function: Callable[..., Values], /, **values: Value) -> Iterator[Reply]:
         """Send a request to the cohort and yield the usable replies, in the order of dealing."""
@@ -50,7 +47,7 @@ class Requests:
             )
         check_kinds(values, "a request")
         self._open, present = name, self.participants.present
-        # A client that fails is sent the first request of the round, and answers none.
+        # A client that fails is sent the first request of the round, and does not answer.
         reached = self.participants.clients if self._first else present
         self.bytes_down += self.ledger.send(self.round, reached, values)
         self._first = False
@@ -81,7 +78,7 @@ class Requests:
             raise MethodFailed(f"the method did not read all replies of ask(self.{self._open}, …)")
 
     def close(self) -> None:
-        """Stop reading: the backend learns it now, and not when the last traceback is forgotten."""
+        """Stop reading, so that the backend learns it now and not when the last traceback is forgotten."""
         if isinstance(self._reading, Generator):
             self._reading.close()
 

@@ -1,4 +1,4 @@
-"""The round loop: draw a cohort, run the method's round, evaluate the new model, record."""
+"""The round loop draws a cohort, runs the method's round, evaluates the new model and records it."""
 
 import math
 import time
@@ -27,7 +27,7 @@ from fedcsd.weights import Value, Weights, moved
 
 
 class Federation:
-    """A federation in training: the server's memory, the clients' states and the next round."""
+    """A federation in training holds the server's values and the clients' states, and trains the next round."""
 
     def __init__(
         self,
@@ -88,16 +88,8 @@ class Federation:
     def _train(self, participants: Participants) -> Requests:
         """Run the method's round with these clients."""
         self.ledger.begin()
-        requests = Requests(
-            self.round,
-            self.method,
-            participants,
-            backend=self.backend,
-            states=self.states,
-            ledger=self.ledger,
-            callbacks=self.callbacks,
-            on_divergence=self._on_divergence,
-        )
+        carriers = (self.backend, self.states, self.ledger, self.callbacks)
+        requests = Requests(self.round, self.method, participants, *carriers, self._on_divergence)
         if participants.present:
             cuda = self.backend.server_device.type == "cuda"
             with seeds.kept(cuda=cuda):
@@ -188,7 +180,7 @@ class Federation:
         header = {"round": self.round, "record": finite(self.record), "ledger": self.ledger.to_json()}
         clients, states = self.states.save(self.round)
         values: dict[str, Value] = {f"server.{name}": value for name, value in self.server.values.items()}
-        return header | clients, values | {f"client.{name}": value for name, value in states.items()}
+        return {**header, **clients}, values | {f"client.{name}": value for name, value in states.items()}
 
     def load(self, header: dict[str, Any], values: dict[str, Value]) -> None:
         """Go on from a checkpoint."""

@@ -1,8 +1,8 @@
-"""What methods keep of each client from round to round: in memory, or on disk where that is too much.
+"""A method keeps a state of each client from round to round, in memory or on disk.
 
-On disk there is one file for each client and version: `000012-r000005.safetensors` is what client 12
-kept after round 5. Once that round is over the file is never written again, so a checkpoint only
-names its versions, and going back to one means going back to a list of names.
+On disk each client and version has a file: `000012-r000005.safetensors` is the state of client 12 after
+round 5. After that round the file is never written again, so a checkpoint only names its versions, and
+going back to one means going back to a list of names.
 """
 
 import re
@@ -22,38 +22,38 @@ from fedcsd.weights import Layout, Value, Values
 
 FOLDER = "clients"
 OURS = re.compile(r"\d{6,}-r\d{6,}\.safetensors")
-Saved = dict[str, Any]
-"""the part of a checkpoint's header that is about clients"""
+Header = Mapping[str, Any]
+"""the header of a checkpoint"""
 
 
 def file_name(client: int, round: int) -> str:
     return f"{client:06d}-r{round:06d}.safetensors"
 
 
-def versions(header: Mapping[str, Any]) -> dict[int, int]:
-    """Of each client with a file, the round it is from; none in a checkpoint that holds the states itself."""
+def versions(header: Header) -> dict[int, int]:
+    """Return the round that each client's file is from; none in a checkpoint that holds the states itself."""
     return {int(client): round for client, round in header.get("clients", {}).items()}
 
 
 def read(path: Path, layout: Layout) -> Values:
-    """One client's state; Torn if it is missing, incomplete or damaged."""
+    """Read one client's state; raise Torn if it is missing, incomplete or damaged."""
     try:
         return unpack(path.read_bytes(), layout)[1]
     except OSError as error:
         raise Torn(error.strerror or str(error)) from error
 
 
-def first_lost(folder: Path, header: Mapping[str, Any], layout: Layout) -> str:
-    """The first file that a checkpoint names and that is missing or damaged; empty if all are whole."""
-    for client, round in versions(header).items():
+def first_lost(folder: Path, header: Header, layout: Layout) -> str:
+    """Return the first file of a checkpoint that is missing or damaged; "" if all are whole."""
+    for version in versions(header).items():
         try:
-            read(folder / file_name(client, round), layout)
+            read(folder / file_name(*version), layout)
         except Torn:
-            return file_name(client, round)
+            return file_name(*version)
     return ""
 
 
-def sweep(folder: Path, headers: Iterable[Mapping[str, Any]]) -> None:
+def sweep(folder: Path, headers: Iterable[Header]) -> None:
     """Remove the files that none of these checkpoints names."""
     named = {file_name(*version) for header in headers for version in versions(header).items()}
     for path in folder.glob("*.safetensors"):
@@ -62,33 +62,33 @@ def sweep(folder: Path, headers: Iterable[Mapping[str, Any]]) -> None:
 
 
 class States(Mapping[int, Values]):
-    """The clients that have a state, and their states, by number."""
+    """The states of the clients that have one, which a round that fails must not change."""
 
     @abstractmethod
     def put(self, client: int, state: Values, round: int) -> None:
-        """What a client keeps from this round on (counted from 1); an empty state is forgotten."""
+        """Keep a client's state from this round on (counted from 1); forget an empty one."""
 
     @abstractmethod
     def snapshot(self) -> Any:
-        """What `restore` needs to undo the round that begins now."""
+        """Begin a round; return what `restore` needs to undo it."""
 
     @abstractmethod
     def restore(self, snapshot: Any) -> None: ...
 
     @abstractmethod
-    def save(self, round: int) -> tuple[Saved, dict[str, Value]]:
-        """What a checkpoint after this round holds of the clients: for its header, and as values."""
+    def save(self, round: int) -> tuple[Header, dict[str, Value]]:
+        """Return the part of a checkpoint after this round: of its header, and values."""
 
     @abstractmethod
-    def load(self, header: Mapping[str, Any], values: Mapping[str, Value]) -> None:
-        """What `save` gave, whichever kind of states it was that saved it."""
+    def load(self, header: Header, values: Mapping[str, Value]) -> None:
+        """Load a checkpoint, in memory or on disk whichever kind of states saved it."""
 
 
 class MemoryStates(States):
-    """States in memory; every checkpoint holds all of them."""
+    """States in memory, where every checkpoint holds all of them."""
 
     def __init__(self, folder: Path | None = None, layout: Layout | None = None):
-        self.folder, self.layout = folder, layout  # where a run that kept them on disk has them
+        self.folder, self.layout = folder, layout  # for the files of a run that kept them on disk until now
         self._states: dict[int, Values] = {}
 
     def __getitem__(self, client: int) -> Values:
@@ -101,10 +101,9 @@ class MemoryStates(States):
         return len(self._states)
 
     def put(self, client: int, state: Values, round: int) -> None:
-        if state:
-            self._states[client] = state
-        else:
-            self._states.pop(client, None)
+        self._states[client] = state
+        if not state:
+            del self._states[client]
 
     def snapshot(self) -> dict[int, Values]:
         return dict(self._states)
@@ -112,10 +111,10 @@ class MemoryStates(States):
     def restore(self, snapshot: dict[int, Values]) -> None:
         self._states = dict(snapshot)
 
-    def save(self, round: int) -> tuple[Saved, dict[str, Value]]:
+    def save(self, round: int) -> tuple[Header, dict[str, Value]]:
         return {}, {f"{k}.{name}": value for k, state in self.items() for name, value in state.items()}
 
-    def load(self, header: Mapping[str, Any], values: Mapping[str, Value]) -> None:
+    def load(self, header: Header, values: Mapping[str, Value]) -> None:
         self._states = _by_client(values)
         for client, round in versions(header).items():
             assert self.folder is not None
@@ -124,13 +123,13 @@ class MemoryStates(States):
 
 
 class DiskStates(States):
-    """States in files; memory holds only which version of each client is the present one."""
+    """States in files, where memory holds only the present version of each client."""
 
     def __init__(self, folder: Path, layout: Layout, copies: float = 0):
         self.folder, self.layout = folder, layout
-        self.copies = copies  # files there will be at most, if it is known
+        self.copies = copies  # files that there will be at most, if that is known
         self._versions: dict[int, int] = {}
-        self._replaced: list[Path] = []  # in this round, and of use only to undo it
+        self._replaced: list[Path] = []  # in this round, to undo it
         self._saved = 0  # checkpoints name versions up to this round
         self._fits = False
 
@@ -139,7 +138,7 @@ class DiskStates(States):
         try:
             return read(path, self.layout)
         except Torn as error:
-            raise RunStopped(f"cannot read what client {client} keeps, {path}: {error}") from error
+            raise RunStopped(f"cannot read the state of client {client}, {path}: {error}") from error
 
     def __contains__(self, client: object) -> bool:
         return client in self._versions  # without reading the file
@@ -151,12 +150,10 @@ class DiskStates(States):
         return len(self._versions)
 
     def put(self, client: int, state: Values, round: int) -> None:
-        before = self._versions.get(client)
+        before = self._versions.pop(client, None)
         if state:
-            self._write(self.folder / file_name(client, round), pack({}, state, checksum=True))
+            self._write(self.folder / file_name(client, round), pack({}, state))
             self._versions[client] = round
-        else:
-            self._versions.pop(client, None)
         if before is not None and self._saved < before < round:
             self._replaced.append(self.folder / file_name(client, before))
 
@@ -175,13 +172,13 @@ class DiskStates(States):
         free = shutil.disk_usage(self.folder).free
         if free < needed:
             raise RunStopped(
-                f"{self.folder} has {free / 1e6:.0f} MB free and what clients keep will need about "
+                f"{self.folder} has {free / 1e6:.0f} MB free and the clients' states will need about "
                 f"{needed / 1e6:.0f} MB more: free some space"
             )
         self._fits = True
 
     def snapshot(self) -> dict[int, int]:
-        for path in self._replaced:  # the round before is over, nobody goes back to what it replaced
+        for path in self._replaced:  # the round before is over and cannot be undone any more
             path.unlink(missing_ok=True)
         self._replaced = []
         return dict(self._versions)
@@ -192,16 +189,14 @@ class DiskStates(States):
         for version in undone:
             (self.folder / file_name(*version)).unlink(missing_ok=True)
 
-    def save(self, round: int) -> tuple[Saved, dict[str, Value]]:
-        new = [version for version in self._versions.items() if version[1] > self._saved]
-        for version in new:
-            flush(self.folder / file_name(*version))
-        for folder in (self.folder, self.folder.parent) if new else ():
-            flush(folder)
+    def save(self, round: int) -> tuple[Header, dict[str, Value]]:
+        new = [self.folder / file_name(*v) for v in self._versions.items() if v[1] > self._saved]
+        for path in [*new, self.folder, self.folder.parent] if new else []:
+            flush(path)
         self._saved = round
         return {"clients": {str(client): round for client, round in self._versions.items()}}, {}
 
-    def load(self, header: Mapping[str, Any], values: Mapping[str, Value]) -> None:
+    def load(self, header: Header, values: Mapping[str, Value]) -> None:
         self._versions, self._saved = versions(header), header["round"]
         if values:  # the run kept its states in memory until now
             self._saved = header["round"] - 1
@@ -219,12 +214,12 @@ def _by_client(values: Mapping[str, Value]) -> dict[int, Values]:
 
 @contextmanager
 def client_states(settings: Settings, layout: Layout, run: Path | None) -> Iterator[States]:
-    """The states of a run's clients; those on disk go with the run, or away if it has no directory."""
+    """Open the states of a run's clients; files of a run without a folder are removed at the end."""
     folder = run / FOLDER if run else None
     if settings.client_state == "memory":
         yield MemoryStates(folder, layout)
         return
-    # The present ones, and what two checkpoints, or one and the round in progress, replaced of them.
+    # The present versions, and those that two checkpoints, or one and the round in progress, have replaced.
     copies = settings.clients * (1 + 2 * min(1, settings.participation * max(1, settings.checkpoint_every)))
     if folder:
         yield DiskStates(folder, layout, copies)

@@ -1,4 +1,7 @@
-"""The methods: each file defines one, and a method's name is its file's name."""
+"""This room has the methods, one a file; a method's name is its file's name.
+
+The server's loop (federation/) and the client's training (training/) do not belong here.
+"""
 
 import pkgutil
 from importlib import import_module
@@ -9,9 +12,9 @@ from fedcsd.methods.base import Ask, Method, Server
 
 
 class Methods:
-    """Lists the built-in methods without importing them; loads these and users' own by name.
+    """The registry lists built-in methods without importing them, and loads these and users' own.
 
-    The others share the code in files whose names begin with an underscore.
+    A file whose name begins with an underscore has code that the others share.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Server optimizers treat the mean update as a gradient of an adaptive method.
+"""A server optimizer treats the mean update as the gradient of an adaptive method.
 
 Reddi et al., "Adaptive Federated Optimization", ICLR 2021 (Algorithm 2).
 """

@@ -1,4 +1,4 @@
-"""FedDyn and FedDC correct the drift of all clients at the server."""
+"""The server of FedDyn and FedDC corrects the drift of all clients."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""FedBN and FedPer keep a part of the model at its client."""
+"""A method keeps a part of the model at its client, as FedBN and FedPer do."""
 
 from abc import abstractmethod
 from dataclasses import dataclass

@@ -16,7 +16,7 @@ from fedcsd.weights import Values, Weights
 
 @dataclass(frozen=True)
 class Ditto(FedAvg):
-    """Minimise the local loss + `(λ/2)‖v − w_G‖²` with the personal model; the global model is FedAvg's."""
+    """Train a personal model on the local loss + `(λ/2)‖v − w_G‖²`; the global model is FedAvg's."""
 
     mu: float = option(0.1, "strength λ of the personal model's pull towards the global one", ge=0)
 

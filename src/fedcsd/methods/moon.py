@@ -16,7 +16,7 @@ from fedcsd.weights import Values, Weights
 
 @dataclass(frozen=True)
 class Moon(FedAvg):
-    """Contrast features with those of the global and of the previous local model; no projection head."""
+    """Add a contrast of features with those of the global and the previous local model; no projection head."""
 
     mu: float = option(1.0, "weight of the contrastive term", ge=0)
     tau: float = option(0.5, "temperature of the contrast", gt=0)

@@ -50,7 +50,7 @@ class Store:
     def keep_state(self, version: int, state: Values, needed: Iterable[int]) -> None:
         """A new version, beside those that the server may still go back to."""
         if state:
-            _write(self._state(version), pack({}, state, checksum=True))
+            _write(self._state(version), pack({}, state))
         names = {self._state(v).name for v in (version, *needed)}
         for path in (self.folder / "states").iterdir():
             if path.name not in names:

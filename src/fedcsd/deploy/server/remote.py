@@ -8,7 +8,7 @@ from fedcsd.deploy.node.store import ROUNDS_HELD, checksum
 from fedcsd.deploy.settings import Deployment
 from fedcsd.deploy.wire import Parcel
 from fedcsd.experiments.checkpoints import KEPT
-from fedcsd.federation.states import Saved, States
+from fedcsd.federation.states import Header, States
 from fedcsd.messages import Request, described
 from fedcsd.weights import Value, Values, Weights
 
@@ -46,7 +46,7 @@ class NodeStates(States):
     def restore(self, snapshot: dict[int, int]) -> None:
         self._versions = dict(snapshot)
 
-    def save(self, round: int) -> tuple[Saved, dict[str, Value]]:
+    def save(self, round: int) -> tuple[Header, dict[str, Value]]:
         self._saved = [*self._saved, dict(self._versions)][-KEPT:]
         return {"nodes": {str(client): version for client, version in self._versions.items()}}, {}
 

@@ -1,4 +1,4 @@
-"""Where clients run: processes on this machine's cores, or streams of one GPU.
+"""A backend carries requests to clients and replies back: in processes, or on streams of one GPU.
 
-Not here: how one client trains (training/), and clients on other machines (deploy/).
+It does not train (training/) and does not know the round loop (federation/rounds.py).
 """

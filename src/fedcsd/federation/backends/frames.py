@@ -1,4 +1,4 @@
-"""Messages between the main process and a lane: JSON for the header, raw numbers for tensors.
+"""Messages between the main process and a lane have a JSON header and raw numbers for tensors.
 
 The numbers lie in memory that both processes share, if there is some: a pipe takes 64 KiB at a time, and
 each time the reader must be woken. A message in such a memory is answered before the next one is written

@@ -1,4 +1,4 @@
-"""The interface between a federation and the place where its clients run."""
+"""A backend connects a federation with the place where its clients run."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
