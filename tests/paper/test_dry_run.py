@@ -28,7 +28,7 @@ def test_a_dry_run_knows_names(fedcsd: Fedcsd, given: tuple[str, ...], told: str
 def test_a_dry_run_says_what_stands_in(fedcsd: Fedcsd, tmp_path: Path) -> None:
     said = fedcsd("reproduce", "table1", "--only", "data=femnist", "--data-dir", str(tmp_path), "--dry-run")
     assert said.returncode == 0, said.stderr
-    assert "note: mnist in place of FEMNIST: other data, so that" in said.stdout
+    assert "note: mnist in place of FEMNIST: only the order of methods" in said.stdout
 
 
 def test_a_dry_run_reads_no_data(fedcsd: Fedcsd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,9 +73,9 @@ def test_only_without_anything_is_refused(fedcsd: Fedcsd) -> None:
 
 
 def test_what_is_set_in_place_of_the_scales_settings_is_told_with_it() -> None:
-    assert Choices("smoke").told == f"scale smoke: {SCALES['smoke'].meaning}"
-    told = Choices("smoke", overrides={"rounds": 8, "workers": 1}).told
-    assert told == f"scale smoke, but rounds=8 (the scale itself: {SCALES['smoke'].meaning})"
+    assert Choices("smoke").text == f"scale smoke: {SCALES['smoke'].meaning}"
+    told = Choices("smoke", overrides={"rounds": 8, "workers": 1}).text
+    assert told == f"scale smoke with rounds=8 (the scale: {SCALES['smoke'].meaning})"
 
 
 def test_of_several_seeds_a_picture_of_one_model_has_the_first() -> None:

@@ -1,10 +1,8 @@
 """The arithmetic of the paper's tables, against numbers worked out by hand."""
 
-import json
 import math
 from dataclasses import replace
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcsd.errors import Divergence
+from fedcsd.experiments.recorded import Change
+from fedcsd.experiments.running import Run
 from fedcsd.paper.exhibits import EXHIBITS, NAMES, PRINTED, Cell, Exhibit, Part, Point
 from fedcsd.paper.measured import MEASURES, Measured, Result, apart, best_in, measure, nearer_pool, order_of
-from fedcsd.paper.plan import Outcome, Planned
 from fedcsd.paper.report import (
     Report,
     cell_text,
@@ -42,9 +41,9 @@ def record(accuracy: float, **more: Any) -> dict[str, Any]:
     }
 
 
-def outcome(*accuracies: float, diverged: int = 0, **more: Any) -> Outcome:
+def outcome(*accuracies: float, diverged: int = 0, **more: Any) -> Run:
     end = Divergence(diverged, "no longer finite") if diverged else None
-    return Outcome(Path("r"), {}, [record(a, **more) for a in accuracies], end, (), {})
+    return Run({}, [record(a, **more) for a in accuracies], {}, {}, None, end)
 
 
 def result(
@@ -78,7 +77,7 @@ def test_what_is_missing_diverged_or_blown_up_is_not_whole() -> None:
     blown = measure(cell, (0,), {(POINT, 0): outcome(0.5, test_loss=1e9)})
     assert blown.values == pytest.approx((50,))
     assert not blown.whole
-    mended = replace(outcome(0.5), mended=("after round 3: lr 0.1 -> 0.01",))
+    mended = replace(outcome(0.5), changes=(Change(3, "setting", "lr", 0.1, 0.01),))
     changed = measure(cell, (0,), {(POINT, 0): mended})
     assert changed.notes == ("fedavg cifar100 β 0.5 seed 0: after round 3: lr 0.1 -> 0.01",)
     assert not changed.whole
@@ -102,15 +101,6 @@ def test_a_final_round_without_a_value_has_none() -> None:
     assert math.isnan(measured.values[0])
     assert measured.best == pytest.approx((90,))
     assert measured_text(measured, PLAIN) == "–"
-
-
-def test_a_run_that_does_not_say_where_it_was_trained(tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text('rounds = 1\n[facts]\nformat = 1\n[facts.code]\npackage = "0123"\n')
-    (tmp_path / "metrics.jsonl").write_text(json.dumps({"round": 1, **record(0.5)}) + "\n")
-    (tmp_path / "summary.json").write_text('{"rounds": 1}')
-    found = Outcome.of(Planned(POINT, 0, {}, tmp_path, 1.0))
-    assert found
-    assert found.where == {"host": {}, "versions": {"package": "0123"}}
 
 
 def test_the_order_of_four_methods_by_hand() -> None:

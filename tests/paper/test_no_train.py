@@ -61,7 +61,7 @@ def test_settings_without_runs_are_refused(tmp_path: Path, fedcsd: Fedcsd) -> No
     trained("table4", tmp_path / "p", lr=0.03)
     shown = fedcsd("reproduce", "table4", "--scale", "smoke", "--no-train", "--out", "p")
     assert shown.returncode == 2
-    assert "table4 has no finished run with these settings in p: give the settings" in shown.stderr
+    assert "p has no finished run of table4 with these settings: give the settings" in shown.stderr
     assert [path.name for path in (tmp_path / "p").iterdir()] == ["runs"]
 
 

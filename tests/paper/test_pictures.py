@@ -12,9 +12,9 @@ import pytest
 from fedcsd.federation.callbacks import Callbacks
 from fedcsd.paper.exhibits import EXHIBITS, TITLES
 from fedcsd.paper.figures import SPAN, caption
-from fedcsd.paper.plan import Planned, parse_only
+from fedcsd.paper.plan import PlannedRun, parse_only
 from fedcsd.paper.report import Report
-from fedcsd.paper.reproduce import reproduce
+from fedcsd.paper.reproduce import Progress, reproduce
 from fedcsd.paper.scales import Choices
 from fedcsd.results.tables import one_line
 
@@ -25,8 +25,11 @@ def choices(**overrides: Any) -> Choices:
     return Choices("smoke", (0,), {"workers": 1, "rounds": 2, **overrides}, digits, notes)
 
 
-def stop(run: Planned, rounds: int, coming: Sequence[Planned]) -> Callbacks:
-    raise KeyboardInterrupt
+class Stop(Progress):
+    """Ctrl-C when the first run starts."""
+
+    def start(self, run: PlannedRun, rounds: int, coming: Sequence[PlannedRun]) -> Callbacks:
+        raise KeyboardInterrupt
 
 
 def test_runs_that_diverge_at_once_are_told_in_the_picture(tmp_path: Path) -> None:
@@ -98,7 +101,7 @@ def test_an_interruption_leaves_the_picture_and_its_table(tmp_path: Path) -> Non
     before = (folder / "fig1.md").read_text()
     next((tmp_path / "runs").glob("*/summary.json")).unlink()  # as a run that was cut off
     with pytest.raises(KeyboardInterrupt):
-        reproduce(["fig1"], choices(), tmp_path, on_start=stop)
+        reproduce(["fig1"], choices(), tmp_path, progress=Stop())
     after = (folder / "fig1.md").read_text()
     assert "without a result yet, and left out: 1 of 1 runs" in after
     table = before[before.index("## After") : before.index("## What was run")]

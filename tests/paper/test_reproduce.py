@@ -23,8 +23,8 @@ from fedcsd.experiments import provenance
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.federation.callbacks import Callbacks
 from fedcsd.paper.exhibits import EXHIBITS, PRINTED, TITLES, Point
-from fedcsd.paper.plan import Planned, digest, parse_only, plan
-from fedcsd.paper.reproduce import Made, reproduce
+from fedcsd.paper.plan import PlannedRun, digest, parse_only, plan
+from fedcsd.paper.reproduce import Made, Progress, reproduce
 from fedcsd.paper.scales import SCALES, Choices, stand_ins
 from helpers.program import Fedcsd
 
@@ -34,14 +34,14 @@ FAST = {"workers": 1, "rounds": 2}
 LATER = {"drift": "fedcsd.results.analysis.drift", "tsne": "fedcsd.results.analysis.tsne"}
 
 
-class Counted:
+class Counted(Progress):
     """Counts the runs that are started."""
 
     def __init__(self, when: int = 0):
         self.labels: list[str] = []
         self.when = when
 
-    def __call__(self, run: Planned, rounds: int, coming: Sequence[Planned]) -> Callbacks:
+    def start(self, run: PlannedRun, rounds: int, coming: Sequence[PlannedRun]) -> Callbacks:
         self.labels.append(run.label)
         return Stop() if len(self.labels) == self.when else Callbacks()
 
@@ -114,12 +114,12 @@ def test_every_name_at_smoke_scale(name: str, make: Callable[..., Made]) -> None
 def test_the_second_call_trains_nothing_and_tables_share_runs(make: Callable[..., Made], out: Path) -> None:
     make("table3")
     again = Counted()
-    make("table3", on_start=again)
+    make("table3", progress=again)
     assert again.labels == []
-    make("table4", on_start=again)
-    make("fig-alpha", on_start=again)
+    make("table4", progress=again)
+    make("fig-alpha", progress=again)
     trained = list(again.labels)
-    make("fig-mu-tau", on_start=again)
+    make("fig-mu-tau", progress=again)
     # τ = 10, μ = 0.001 and α = 0.9 are FedCSD itself, which table3 has.
     assert "fedcsd digits β 0.5 seed 0" not in again.labels
     assert all(label.startswith("fedcsd:") for label in trained if "β 0.5" in label)
@@ -151,7 +151,7 @@ def test_the_numbers_are_those_of_the_runs(make: Callable[..., Made]) -> None:
 def test_only_trains_what_is_asked_for_and_shows_the_rest_as_missing(tmp_path: Path) -> None:
     counted = Counted()
     only = parse_only("method=fedavg,method=fedcsd,beta=.50,data=cifar100")
-    (made,) = reproduce(["table1"], choices(), tmp_path, only=only, on_start=counted)
+    (made,) = reproduce(["table1"], choices(), tmp_path, only=only, progress=counted)
     assert counted.labels == [
         "fedavg digits β 0.5 seed 0",
         "fedcsd digits β 0.5 seed 0",
@@ -238,8 +238,10 @@ def test_points_are_as_many_as_runs(tmp_path: Path) -> None:
 
 def test_an_interruption_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
     counted = Counted(when=3)
-    with pytest.raises(KeyboardInterrupt, match=r"round 1 is saved; 4 runs left to train; the same") as stop:
-        reproduce(["table3"], choices(), tmp_path / "cut", on_start=counted)
+    with pytest.raises(
+        KeyboardInterrupt, match=r"round 1 is saved; 4 runs left to train; go on with: the same"
+    ) as stop:
+        reproduce(["table3"], choices(), tmp_path / "cut", progress=counted)
     assert "fedcsd resume" not in str(stop.value)
     folder = tmp_path / "cut" / choices().folder(["cifar100"])
     assert folder.name == "smoke-rounds=2-cifar100=digits"  # another one than that of the real data
@@ -248,7 +250,7 @@ def test_an_interruption_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
     states = [run.state for run in plan(EXHIBITS["table3"], choices(), tmp_path / "cut").values()]
     assert states == ["done", "done", "1 of 2 rounds", "to do", "to do", "to do"]
     rest = Counted()
-    (cut,) = reproduce(["table3"], choices(), tmp_path / "cut", on_start=rest)
+    (cut,) = reproduce(["table3"], choices(), tmp_path / "cut", progress=rest)
     (whole,) = reproduce(["table3"], choices(), tmp_path / "whole")
     assert len(rest.labels) == 4
     assert [r.values for r in cut.report.results] == [r.values for r in whole.report.results]
@@ -328,7 +330,7 @@ def test_stand_ins_for_what_is_not_there(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.warns(Note, match="CIFAR-100 was not found"):  # without a folder nothing is fetched
         instead, notes = stand_ins(["cifar100"], "smoke", {}, {})
     assert instead == {"cifar100": "digits"}
-    assert notes["cifar100"].startswith("digits in place of CIFAR-100: other data, so that")
+    assert notes["cifar100"].startswith("digits in place of CIFAR-100: only the order of methods")
     assert stand_ins(["cifar100"], "smoke", {"cifar100": "cifar100"}, {}) == ({}, {})
 
     empty = {"data_dir": str(tmp_path)}

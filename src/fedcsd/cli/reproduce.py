@@ -160,14 +160,14 @@ def check_names(choices: Choices) -> None:
 def train_and_show(
     names: Sequence[str], choices: Choices, out: Path, only: Any, jobs: int, train: bool
 ) -> None:
-    from fedcsd.paper.helpers import helping, shared_out
+    from fedcsd.paper.helpers import ShownProgress, helping, shared_out
     from fedcsd.paper.reproduce import plans, reproduce, wanted
     from fedcsd.results.terminal import ProgressDisplay, counted, say
 
     choices, jobs = shared_out(choices, jobs) if train else (choices, 1)
     runs = {run.path: run for some in plans(names, choices, out).values() for run in wanted(some, only)}
     left = [run for run in runs.values() if not run.ended]
-    say(choices.told)
+    say(choices.text)
     show_notes(choices)
     if left and train:
         expected = duration_text(sum(run.seconds for run in left))
@@ -177,31 +177,9 @@ def train_and_show(
     jobs = max(1, min(jobs, len(left)))
     if left and train and choices.scale == "paper" and choices.overrides.get("device") != "cuda":
         say("this is work for a GPU (--device cuda): on a CPU it takes weeks; --scale small is for one")
-    with ProgressDisplay() as progress, helping(jobs, names, choices, out, only):
-
-        def start(run: Any, rounds: int, coming: Sequence[Any]) -> Any:
-            def ahead() -> list[float]:
-                return [other.left for other in coming if not other.ended]
-
-            return progress.follow(run.label, rounds, weight=run.seconds / rounds, ahead=ahead, jobs=jobs)
-
-        def wait(left: Sequence[Any]) -> None:
-            progress.wait([run.left for run in left])
-
-        def made(one: Any) -> None:
-            progress.move_up()
-            show_made(one)
-
+    with ProgressDisplay() as display, helping(jobs, names, choices, out, only):
         reproduce(
-            names,
-            choices,
-            out,
-            only=only,
-            train=train,
-            on_start=start,
-            on_wait=wait,
-            on_step=progress.step,
-            on_made=made,
+            names, choices, out, only=only, train=train, progress=ShownProgress(display, jobs, show_made)
         )
 
 

@@ -16,11 +16,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fedcsd.errors import Divergence, UserError
-from fedcsd.experiments.recorded import RecordedRun
+from fedcsd.experiments.recorded import FORMAT, RecordedRun
 from fedcsd.experiments.run_folder import RunDirectory
 
 FILE = "runs.parquet"
-FORMAT = 1
 OF_RUN = ("run.name", "run.config", "run.summary", "run.divergence")  # columns that all rows of a run repeat
 
 

@@ -18,7 +18,6 @@ from fedcsd.experiments.running import Run, load_run
 from fedcsd.files import write_whole
 from fedcsd.paper.exhibits import DRIFT_METHODS, TITLES, Cell, Point
 from fedcsd.paper.measured import MEASURES, Measured, Result
-from fedcsd.paper.plan import Outcome
 from fedcsd.paper.report import Numbers, Report
 from fedcsd.results.curves import padded
 from fedcsd.results.style import COLOURS, STYLES, save
@@ -179,23 +178,17 @@ def _titles(title: str, result: Result, report: Report) -> tuple[str, str]:
 def drift(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) -> list[Path]:
     """Fig. 1, by analysis/drift.py. The study is kept: it takes as long as some rounds of training."""
     analysis = import_module("fedcsd.results.analysis.drift")
-    start = next(iter(report.outcomes.values()))
+    start, path = next(iter(report.outcomes.values())), next(iter(report.paths.values()))
     if start.diverged:
         return []
     epochs = report.choices.of_scale.drift_epochs
     methods = tuple(DRIFT_METHODS)
-    asked = json.dumps([start.path.name, epochs, methods])
-    kept = (
-        start.path.parent.parent
-        / "studies"
-        / f"drift-{blake2b(asked.encode(), digest_size=6).hexdigest()}.json"
-    )
+    asked = json.dumps([path.name, epochs, methods])
+    kept = path.parent.parent / "studies" / f"drift-{blake2b(asked.encode(), digest_size=6).hexdigest()}.json"
     if kept.exists():
         study = analysis.Drift.from_json(json.loads(kept.read_text(encoding="utf-8")))
     else:
-        study = analysis.study(
-            _with_model(report, start.path), epochs=epochs, methods=methods, report=on_step
-        )
+        study = analysis.study(_with_model(report, path), epochs=epochs, methods=methods, report=on_step)
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_whole(kept, (json.dumps(study.to_json()) + "\n").encode())
     numbers = stem.with_name(f"{stem.name}.json")
@@ -229,14 +222,11 @@ def numbers(report: Report, files: Sequence[Path]) -> list[Numbers]:
 def tsne(report: Report, stem: Path, on_step: Callable[[str, int, int], None]) -> list[Path]:
     """The t-SNE figure, by analysis/tsne.py, once both of its runs are finished."""
     analysis = import_module("fedcsd.results.analysis.tsne")
-    ended = {
-        result.cell.row: report.outcomes.get((result.cell.point, report.seeds[0]))
-        for result in report.results
-    }
-    paths = {row: outcome.path for row, outcome in ended.items() if outcome and not outcome.diverged}
-    if len(paths) < len(ended):
+    keys = {result.cell.row: (result.cell.point, report.seeds[0]) for result in report.results}
+    ended = [report.outcomes.get(key) for key in keys.values()]
+    if not all(run and not run.diverged for run in ended):
         return []
-    runs = {row: _with_model(report, path) for row, path in paths.items()}
+    runs = {row: _with_model(report, report.paths[key]) for row, key in keys.items()}
     return list(analysis.picture(runs, stem, report=on_step, caption=caption(report)))
 
 
@@ -265,13 +255,13 @@ def _panels(rows: int, columns: int, size: tuple[float, float], **shared: Any) -
     return figure, axes
 
 
-def _ended(report: Report, point: Point) -> list[Outcome]:
+def _ended(report: Report, point: Point) -> list[Run]:
     """The runs of a point that have ended and have something to show."""
     found = (report.outcomes.get((point, seed)) for seed in report.seeds)
     return [outcome for outcome in found if outcome and outcome.history]
 
 
-def _curves(axis: Axes, ended: Sequence[Outcome], measure: str, index: int, label: str) -> None:
+def _curves(axis: Axes, ended: Sequence[Run], measure: str, index: int, label: str) -> None:
     """Against rounds; a cross where a run diverged."""
     runs = [MEASURES[measure](outcome.history) for outcome in ended]
     if not runs:
@@ -281,20 +271,18 @@ def _curves(axis: Axes, ended: Sequence[Outcome], measure: str, index: int, labe
     _crosses(axis, rounds, runs, ended, index)
 
 
-def _crosses(
-    axis: Axes, x: Any, runs: Sequence[Sequence[float]], ended: Sequence[Outcome], index: int
-) -> None:
+def _crosses(axis: Axes, x: Any, runs: Sequence[Sequence[float]], ended: Sequence[Run], index: int) -> None:
     for run, outcome in zip(runs, ended, strict=True):
         if outcome.diverged:
             axis.plot(x[len(run) - 1], run[-1], "x", color=COLOURS[index % len(COLOURS)], markersize=5)
 
 
-def _sent(ended: Sequence[Outcome]) -> Any:
+def _sent(ended: Sequence[Run]) -> Any:
     """Megabytes up to each round: the same for all seeds, but for clients that fail; the mean of it."""
     return padded([MEASURES["megabytes"](outcome.history) for outcome in ended]).mean(0) if ended else []
 
 
-def _against_bytes(axis: Axes, ended: Sequence[Outcome], measure: str, index: int, unit: float) -> None:
+def _against_bytes(axis: Axes, ended: Sequence[Run], measure: str, index: int, unit: float) -> None:
     if ended:
         sent = _sent(ended) / unit
         runs = [MEASURES[measure](outcome.history) for outcome in ended]

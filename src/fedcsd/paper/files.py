@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedcsd.experiments.archive import open_run
 from fedcsd.experiments.provenance import commit, environment
+from fedcsd.experiments.running import Run
 from fedcsd.files import write_whole
 from fedcsd.paper.exhibits import PRINTED
 from fedcsd.paper.measured import HIGHER_IS_BETTER, Result, order_of
-from fedcsd.paper.plan import Outcome
 from fedcsd.paper.report import (
     Report,
     findings,
@@ -86,7 +87,7 @@ def markdown(report: Report, folder: Path, pictures: list[Path]) -> str:
     ):
         texts = [f"- {one_line(text)}" for text in texts if text]
         lines += ["", f"## {title}", "", *texts] if texts else []
-    for run in {outcome.path.parent for outcome in report.outcomes.values()}:
+    for run in {path.parent for path in report.paths.values()}:
         where = os.path.relpath(run, folder)
         lines += ["", f"The runs are in [{where}]({where}); `results.json` says which cell is of which run."]
     return "\n".join(lines) + "\n"
@@ -213,8 +214,8 @@ def to_json(report: Report, folder: Path) -> dict[str, Any]:
             {"title": shown.title, "head": shown.head, "rows": shown.rows} for shown in report.numbers
         ],
         "runs": {
-            os.path.relpath(outcome.path, folder): _run(outcome)
-            for outcome in {o.path: o for o in report.outcomes.values()}.values()
+            os.path.relpath(path, folder): _run(report.outcomes[key], open_run(path).config)
+            for path, key in {path: key for key, path in report.paths.items()}.items()
         },
         "commit": commit(),
         **environment(),
@@ -223,7 +224,7 @@ def to_json(report: Report, folder: Path) -> dict[str, Any]:
 
 def _cell(result: Result, report: Report, folder: Path) -> dict[str, Any]:
     cell, point = result.cell, result.cell.point
-    paths = [o.path for seed in result.seeds if (o := report.outcomes.get((point, seed)))]
+    paths = [path for seed in result.seeds if (path := report.paths.get((point, seed)))]
     return {
         "row": cell.row,
         "column": cell.column,
@@ -257,7 +258,7 @@ def _order(results: list[Result]) -> dict[str, Any] | None:
     }
 
 
-def _run(outcome: Outcome) -> dict[str, Any]:
+def _run(outcome: Run, config: Mapping[str, Any]) -> dict[str, Any]:
     curves: Mapping[str, list[Any]] = {
         name: [_rounded(record.get(name)) for record in outcome.history]
         for name in CURVES
@@ -265,9 +266,10 @@ def _run(outcome: Outcome) -> dict[str, Any]:
     }
     return {
         "settings": dict(outcome.settings),
-        **outcome.where,
+        "host": config.get("host", {}),
+        "versions": {**config.get("versions", {}), "package": config["facts"]["code"].get("package", "")},
         "diverged": outcome.diverged and vars(outcome.diverged),
-        "changed": list(outcome.mended),
+        "changed": [str(change) for change in outcome.changes],
         "curves": curves,
     }
 

@@ -8,8 +8,8 @@ from statistics import mean, stdev
 from typing import Any
 
 from fedcsd.errors import Divergence
+from fedcsd.experiments.running import Run
 from fedcsd.paper.exhibits import OFFICE, PRINTED, Cell, Part, Point
-from fedcsd.paper.plan import Outcome
 from fedcsd.results.rows import blown_up
 from fedcsd.results.tables import known
 
@@ -96,7 +96,7 @@ class Result:
         return bool(self.values) and not self.notes and all(map(math.isfinite, self.values))
 
 
-def measure(cell: Cell, seeds: Sequence[int], outcomes: Mapping[tuple[Point, int], Outcome]) -> Result:
+def measure(cell: Cell, seeds: Sequence[int], outcomes: Mapping[tuple[Point, int], Run]) -> Result:
     """A cell from the runs that have ended."""
     values, best, ends, missing, notes = [], [], [], [], []
     for seed in seeds:
@@ -109,7 +109,8 @@ def measure(cell: Cell, seeds: Sequence[int], outcomes: Mapping[tuple[Point, int
         if outcome is None:
             missing.append(seed)
             continue
-        unusual = [*outcome.mended, *blown_up(outcome, CLASSES.get(cell.point.data, 10))]
+        mends = (str(change) for change in outcome.changes if change.mends)
+        unusual = [*mends, *blown_up(outcome, CLASSES.get(cell.point.data, 10))]
         notes += [f"{cell.point.label(cell.point.data)} seed {seed}: {text}" for text in unusual]
     return Result(cell, tuple(seeds), tuple(values), tuple(best), tuple(ends), tuple(missing), tuple(notes))
 

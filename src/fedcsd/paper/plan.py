@@ -1,7 +1,7 @@
-"""Which runs a table or figure needs, where each lies, and how far it is."""
+"""The runs of a table or figure: their settings, where each lies, and how far it is."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
@@ -12,47 +12,45 @@ from fedcsd.config import Settings
 from fedcsd.config.options import build, plain
 from fedcsd.config.settings import COMPONENTS, settings_where
 from fedcsd.config.toml import merge
-from fedcsd.errors import Divergence, UserError, unknown
+from fedcsd.errors import UserError, unknown
 from fedcsd.experiments import archive
-from fedcsd.experiments.archive import open_run
 from fedcsd.experiments.choices import make_method
-from fedcsd.experiments.comparison import Trial
+from fedcsd.experiments.resuming import continued
 from fedcsd.experiments.run_folder import RunDirectory
-from fedcsd.experiments.running import Job
+from fedcsd.experiments.running import Job, Run, begin
 from fedcsd.methods import methods
 from fedcsd.paper.exhibits import EXHIBITS, Exhibit, Point
 from fedcsd.paper.scales import Choices
 
 
 @dataclass(frozen=True)
-class Planned:
-    """One run: a point of the paper with a seed, and the folder that its settings name."""
+class PlannedRun:
+    """A run of a point of the paper with one seed, in a folder or archive."""
 
     point: Point
     seed: int
     values: Mapping[str, Any]
     path: Path
     seconds: float
-    """it takes, roughly"""
+    """expected"""
 
     @property
     def label(self) -> str:
         return f"{self.point.label(_data(self.values))} seed {self.seed}"
 
     @property
-    def _training(self) -> Trial:
-        return Trial(self.label, self.seed, dict(self.values), {}, self.path, overwrite=False)
+    def begun(self) -> bool:
+        return archive.is_run(self.path)
 
     @property
     def ended(self) -> bool:
-        """Whether there is nothing to train: finished, diverged, or in an archive."""
-        return self.path.parent.is_file() or any(
-            (self.path / name).exists() for name in ("summary.json", "diverged.json")
-        )
+        """Tell if the run is finished, has diverged, or lies in an archive."""
+        ends = (self.path / name for name in ("summary.json", "diverged.json"))
+        return self.path.parent.is_file() or any(end.exists() for end in ends)
 
     @property
-    def left(self) -> float:
-        """Seconds that training what it lacks takes, roughly, whoever does it."""
+    def seconds_left(self) -> float:
+        """Return the expected seconds of the rounds that are not trained yet."""
         if self.ended:
             return 0.0
         try:
@@ -61,65 +59,46 @@ class Planned:
             return self.seconds
         return self.seconds * max(0.0, 1 - done / int(self.values["rounds"]))
 
-    def job(self) -> Job | None:
-        """What is to be trained; None if it is finished."""
-        return self._training.job()
-
     @property
     def state(self) -> str:
-        """How far it is, in words."""
-        if not self.ended and not self._training.exists:
+        """Return how far the run is, as text."""
+        if run := self.run():
+            return f"diverged in round {run.diverged.round}" if run.diverged else "done"
+        if not self.begun:
             return "to do"
-        if outcome := Outcome.of(self):
-            return f"diverged in round {outcome.diverged.round}" if outcome.diverged else "done"
-        run = RunDirectory.open(self.path)
-        return f"{run.checkpoints.rounds_saved} of {run.settings['rounds']} rounds"
+        folder = RunDirectory.open(self.path)
+        return f"{folder.checkpoints.rounds_saved} of {folder.settings['rounds']} rounds"
 
+    def job(self) -> Job | None:
+        """Return the run ready to train; None if it is finished."""
+        if not self.begun:
+            return begin(self.values, out=self.path)
+        changes = {key: self.values.get(key) for key in settings_where(on_resume="free")}
+        return continued(self.path, changes=changes)
 
-@dataclass(frozen=True)
-class Outcome:
-    """A run that has ended, without its weights."""
-
-    path: Path
-    settings: Mapping[str, Any]
-    history: Sequence[Mapping[str, Any]]
-    diverged: Divergence | None
-    mended: tuple[str, ...]
-    where: Mapping[str, Any]
-    """the machine it was begun on, and the versions there"""
-
-    @classmethod
-    def of(cls, run: Planned) -> "Outcome | None":
-        """None while the run has not ended; what is damaged is refused."""
-        if not run.ended:
+    def run(self) -> Run | None:
+        """Return the run without its weights; None if it has not ended. Refuse a damaged run."""
+        if not self.ended:
             return None
-        there = open_run(run.path)
-        again = f"restore it, or remove {run.path} to train that run again"
+        run = archive.open_run(self.path)
         try:
-            summary, diverged = there.summary, there.divergence
-            history = there.history()
+            summary, end, history = run.summary or {}, run.divergence, run.history()
         except UserError as error:
-            raise UserError(f"{error}, or remove {run.path} to train that run again") from None
-        rounds = diverged.round - 1 if diverged else int((summary or {}).get("rounds", 0))
+            raise UserError(f"{error}, or remove {self.path} to train that run again") from None
+        rounds = end.round - 1 if end else int(summary.get("rounds", 0))
         if [record.get("round") for record in history] != [*range(1, rounds + 1)]:
             raise UserError(
-                f"{run.path / 'metrics.jsonl'} is damaged, rounds 1 to {rounds} should be in it: {again}"
+                f"{self.path / 'metrics.jsonl'} is damaged, rounds 1 to {rounds} should be in it: restore it, or "
+                f"remove {self.path} to train that run again"
             )
-        config = there.config
-        package = config["facts"]["code"]["package"]
-        versions = {**config.get("versions", {}), "package": package}
-        where = {"host": config.get("host", {}), "versions": versions}
-        return cls(
-            run.path,
-            there.settings,
-            history,
-            diverged,
-            tuple(str(c) for c in there.changes if c.mends),
-            where,
-        )
+        return Run(run.settings, history, summary, {}, self.path, end, tuple(run.changes))
 
 
-def plan(exhibit: Exhibit, choices: Choices, out: Path) -> dict[tuple[Point, int], Planned]:
+Plan = Mapping[tuple[Point, int], PlannedRun]
+"""The run of each point with each seed."""
+
+
+def plan(exhibit: Exhibit, choices: Choices, out: Path) -> Plan:
     """Return the runs of a table or figure. Points with the same settings share one run.
 
     A run lies in its folder in `out`/runs, or else in the archive of `out`.
@@ -134,7 +113,7 @@ def plan(exhibit: Exhibit, choices: Choices, out: Path) -> dict[tuple[Point, int
             path = out / "runs" / name
             if name in archived and not path.exists():
                 path = archived[name].path
-            found[point, seed] = Planned(point, seed, values, path, choices.seconds(point))
+            found[point, seed] = PlannedRun(point, seed, values, path, choices.seconds(point))
     return found
 
 
@@ -148,42 +127,33 @@ def _run_name(point: Point, seed: int, values: Mapping[str, Any]) -> str:
 
 
 def digest(values: Mapping[str, Any]) -> str:
-    """Tells settings apart that make another result. Defaults are left out, so that an option spelled
-    out and one left alone are the same, and so that a new setting of a later version changes nothing."""
-    text = json.dumps(matters(values), sort_keys=True)
-    return blake2b(text.encode(), digest_size=6).hexdigest()
+    """Return a digest of the settings that change a result and are not the default.
 
-
-def matters(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that make a result what it is and are not the default."""
+    An option with its default value and one left out are the same, and a new setting changes no digest.
+    """
     values = merge(COMPONENTS, values)
-    settings = build(Settings, {key: value for key, value in values.items() if key not in COMPONENTS})
+    settings = plain(build(Settings, {key: value for key, value in values.items() if key not in COMPONENTS}))
     usual, relevant = Settings(), settings_where(result=True)
-    found: dict[str, Any] = {
-        key: value
-        for key, value in plain(settings).items()
-        if key in relevant and value != getattr(usual, key)
-    }
-    found |= {key: values[key] for key in ("data", "model", "partition")}
-    return {**found, "method": _method(json.dumps(values["method"], sort_keys=True))}
+    told = {key: v for key, v in settings.items() if key in relevant and v != getattr(usual, key)}
+    told |= {key: values[key] for key in ("data", "model", "partition")}
+    told["method"] = _method(json.dumps(values["method"], sort_keys=True))
+    return blake2b(json.dumps(told, sort_keys=True).encode(), digest_size=6).hexdigest()
 
 
 @cache
 def _method(table: str) -> dict[str, Any]:
+    """Return a method's name and those of its options that are not the default."""
     options = json.loads(table)
-    method = make_method(options)
-    usual = plain(methods.load(options["name"])())
-    return {
-        "name": options["name"],
-        **{key: value for key, value in plain(method).items() if usual[key] != value},
-    }
+    made, usual = plain(make_method(options)), plain(methods.load(options["name"])())
+    return {"name": options["name"], **{key: v for key, v in made.items() if usual[key] != v}}
 
 
 Filter = Mapping[str, frozenset[str]]
+"""By key of --only: the wanted values."""
 
 
 def parse_only(text: str) -> Filter:
-    """`method=fedcsd,beta=0.5,beta=5` as the values that are wanted of each; different keys go together."""
+    """Return the filter of a text such as `method=fedcsd,beta=0.5,beta=5`."""
     wanted: dict[str, set[str]] = {}
     known = _facts()
     key = ""
@@ -211,14 +181,14 @@ def _plain_number(text: str) -> str:
 
 @cache
 def _facts() -> dict[str, set[str]]:
-    known: dict[str, set[str]] = {}
-    for exhibit in EXHIBITS.values():
-        for point in exhibit.points:
-            for key, value in point.facts.items():
-                known.setdefault(key, set()).add(value)
-    return known
+    """Return all values of each key."""
+    facts = [
+        item for exhibit in EXHIBITS.values() for point in exhibit.points for item in point.facts.items()
+    ]
+    return {key: {value for other, value in facts if other == key} for key, _ in facts}
 
 
 def chosen(point: Point, only: Filter) -> bool:
+    """Tell if a point passes the filter: it needs one of the values of every key."""
     facts = {key: _plain_number(value) for key, value in point.facts.items()}
     return all(facts.get(key) in values for key, values in only.items())

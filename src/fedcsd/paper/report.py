@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
+from fedcsd.experiments.running import Run
 from fedcsd.paper.exhibits import BETA_OPEN, TITLES, Exhibit, Part, Point
 from fedcsd.paper.measured import (
     HIGHER_IS_BETTER,
@@ -15,7 +17,7 @@ from fedcsd.paper.measured import (
     nearer_pool,
     order_of,
 )
-from fedcsd.paper.plan import Outcome, Planned
+from fedcsd.paper.plan import PlannedRun
 from fedcsd.paper.scales import Choices
 from fedcsd.results.rows import told
 from fedcsd.results.tables import Style, in_words, known, one_line, spread
@@ -45,14 +47,19 @@ class Report:
 
     exhibit: Exhibit
     choices: Choices
-    runs: Mapping[tuple[Point, int], Planned]
-    outcomes: Mapping[tuple[Point, int], Outcome]
+    runs: Mapping[tuple[Point, int], PlannedRun]
+    outcomes: Mapping[tuple[Point, int], Run]
     numbers: Sequence[Numbers] = ()
 
     @classmethod
-    def of(cls, exhibit: Exhibit, choices: Choices, runs: Mapping[tuple[Point, int], Planned]) -> "Report":
-        ended = {key: outcome for key, run in runs.items() if (outcome := Outcome.of(run))}
+    def of(cls, exhibit: Exhibit, choices: Choices, runs: Mapping[tuple[Point, int], PlannedRun]) -> "Report":
+        ended = {key: outcome for key, run in runs.items() if (outcome := run.run())}
         return cls(exhibit, choices, runs, ended)
+
+    @property
+    def paths(self) -> dict[tuple[Point, int], Path]:
+        """Return the paths of the runs that have ended."""
+        return {key: self.runs[key].path for key in self.outcomes}
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -80,7 +87,7 @@ class Report:
         return any(result.cell.printed is not None for result in self.results)
 
     @property
-    def missing(self) -> list[Planned]:
+    def missing(self) -> list[PlannedRun]:
         return list({run.path: run for key, run in self.runs.items() if key not in self.outcomes}.values())
 
     @cached_property
@@ -246,7 +253,7 @@ def legend(report: Report) -> list[str]:
     lines = [f"final round, {over}{brackets}"]
     if report.exhibit.first_seed_only and len(report.choices.seeds) > 1:
         lines.append("a picture of one seed, the first that is asked for")
-    lines.append(report.choices.told)
+    lines.append(report.choices.text)
     used = {point.data for point in points}
     lines += [note for data, note in report.choices.notes.items() if data in used]
     skewed = any(point.beta is not None for point in points)

@@ -1,4 +1,4 @@
-"""How large the paper's experiments are made: the paper's own setup, or less of everything."""
+"""The scales of the paper's experiments, and what a user chooses of them."""
 
 import math
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcsd.config.options import toml_text
-from fedcsd.config.settings import settings_where
+from fedcsd.config.settings import by_name, settings_where
 from fedcsd.config.toml import merge
 from fedcsd.errors import UserError, note, unknown
 from fedcsd.paper.exhibits import CIFAR, FEMNIST, OFFICE, SETUP, TITLES, Point
@@ -17,21 +17,22 @@ from fedcsd.paper.exhibits import CIFAR, FEMNIST, OFFICE, SETUP, TITLES, Point
 
 @dataclass(frozen=True)
 class Scale:
-    """Settings of all runs, those of each data set, and what a run takes."""
+    """A scale has settings for all runs and for each data set, and expected times."""
 
     meaning: str
     seeds: tuple[int, ...]
     common: Mapping[str, Any]
     data: Mapping[str, Mapping[str, Any]]
     drift_epochs: int
-    """local epochs of fig1's long round"""
+    """local epochs of the long round of fig1"""
     seconds: Mapping[str, float]
-    """of one run, by data set: for the time that is left, and for the list of names"""
+    """expected seconds of one run, by data set"""
     machine: str
-    """on which it takes that"""
+    """where a run takes so long"""
 
 
 def _papers() -> dict[str, dict[str, Any]]:
+    """Return the paper's settings of each data set."""
     partition = {CIFAR: "dirichlet", FEMNIST: "dirichlet", OFFICE: "column"}
     return {
         data: {
@@ -45,7 +46,7 @@ def _papers() -> dict[str, dict[str, Any]]:
 
 
 def _smaller(**changes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The paper's settings of each data set with the simple CNN and these changes."""
+    """Return the paper's settings of each data set with the simple CNN and some changes."""
     return {data: dict(merge(own, {"model": "simple_cnn"}, changes[data])) for data, own in _papers().items()}
 
 
@@ -54,8 +55,8 @@ OPTIMIZER = {key: value for key, value in SETUP["optimizer"].items() if key != "
 COMMON = {"clients": SETUP["clients"], "participation": SETUP["participation"]}
 SCALES = {
     "smoke": Scale(
-        "2 rounds of a few epochs, a small part of the data, the simple CNN: shows that everything runs; models "
-        "that have hardly learned anything are often alike, and say nothing of the paper's numbers",
+        "2 rounds of a few epochs, a small part of the data, the simple CNN: shows that everything runs; the "
+        "models are hardly trained, so that their numbers cannot be compared with the paper's",
         (0,),
         {**COMMON, **OPTIMIZER, "rounds": 2, "epochs": 2, "lr": 0.05, "min_samples": 2},
         _smaller(
@@ -74,8 +75,8 @@ SCALES = {
         "two cores",
     ),
     "small": Scale(
-        "30 rounds, 10,000 training images, the simple CNN, no augmentation, learning rates it trains well "
-        "with: shows how the methods behave side by side, not the paper's numbers",
+        "30 rounds, 10,000 training images, the simple CNN, no augmentation, learning rates that suit it: "
+        "compares the methods with each other, not with the paper's numbers",
         (0, 1),
         {**COMMON, **OPTIMIZER, "rounds": 30},
         _smaller(
@@ -102,23 +103,23 @@ SCALES = {
 
 @dataclass(frozen=True)
 class Choices:
-    """What a reader chose: how large, which seeds, which other data and settings."""
+    """The scale, seeds, data and settings that a user chooses."""
 
     scale: str = "paper"
     seeds: tuple[int, ...] = (0,)
     overrides: Mapping[str, Any] = field(default_factory=dict)
     """settings in place of the scale's"""
     stand_ins: Mapping[str, str] = field(default_factory=dict)
-    """by data set of the paper: what is trained on in its place"""
+    """by data set of the paper: the data in its place"""
     notes: Mapping[str, str] = field(default_factory=dict)
-    """by data set of the paper: what a reader must know of it"""
+    """by data set of the paper: a note for readers"""
 
     @property
     def of_scale(self) -> Scale:
         return SCALES[self.scale]
 
     def values(self, point: Point, seed: int) -> dict[str, Any]:
-        """The settings of one run, as `fedcsd run` takes them."""
+        """Return the settings of one run, as `fedcsd run` takes them."""
         scale = self.of_scale
         layers = [scale.common, {"data": point.data}, scale.data[point.data], {"method": point.method}]
         if point.beta is not None:
@@ -131,31 +132,26 @@ class Choices:
 
     @property
     def changed(self) -> list[str]:
-        """The settings in place of the scale's that make other results, as `lr=0.01`."""
-        found = []
-        for key, value in self.overrides.items():
-            table = value if isinstance(value, Mapping) else {"name": value}
-            names = {k: key if k == "name" else f"{key}.{k}" for k in table}
-            found += [f"{names[k]}={toml_text(v)}" for k, v in table.items()]
-        without = settings_where(result=False)
-        return sorted(text for text in found if text.partition("=")[0] not in without)
-
-    @property
-    def told(self) -> str:
-        """The scale and what is set in place of its settings, in words."""
-        if not self.changed:
-            return f"scale {self.scale}: {self.of_scale.meaning}"
-        return (
-            f"scale {self.scale}, but {', '.join(self.changed)} (the scale itself: {self.of_scale.meaning})"
+        """Return the settings in place of the scale's that change results, such as `lr=0.01`."""
+        same = settings_where(result=False)
+        return sorted(
+            f"{key}={toml_text(value)}" for key, value in by_name(self.overrides).items() if key not in same
         )
 
+    @property
+    def text(self) -> str:
+        """Return the scale and the settings in place of its own as a sentence."""
+        if not self.changed:
+            return f"scale {self.scale}: {self.of_scale.meaning}"
+        return f"scale {self.scale} with {', '.join(self.changed)} (the scale: {self.of_scale.meaning})"
+
     def folder(self, data: Iterable[str]) -> str:
-        """Where a table of these data sets goes: those of other settings and other data lie beside it."""
+        """Return the name of the folder for tables of these data sets; other settings have another folder."""
         instead = [f"{name}={self.stand_ins[name]}" for name in dict.fromkeys(data) if name in self.stand_ins]
         return "-".join(re.sub(r"[^\w.=+-]", "_", part) for part in (self.scale, *self.changed, *instead))
 
     def seconds(self, point: Point) -> float:
-        """What a run takes, roughly."""
+        """Return the expected seconds of a run."""
         scale = self.of_scale
         usual = {**scale.common, **scale.data[point.data]}
         data = self.stand_ins.get(point.data, point.data)
@@ -169,16 +165,16 @@ class Choices:
 
     @property
     def machine(self) -> str:
-        """Where a run takes what `seconds` says."""
-        which = "" if "model" not in self.overrides else "; with this model it may be much more or less"
-        return self.of_scale.machine + which
+        """Return the machine to which `seconds` refers."""
+        other = "; another model may take much more or less" if "model" in self.overrides else ""
+        return self.of_scale.machine + other
 
 
 def _in_place(point: Point, other: str) -> dict[str, Any]:
-    """What changes where other data stands in. Without domains, four clients have label skew instead."""
+    """Return the settings for other data; data without domains is dealt to four clients with label skew."""
     layer: dict[str, Any] = {"data": other}
     if other == "digits":
-        layer |= {"model": "mlp", "augment": "none"}  # its images of 8×8 are too small for the others
+        layer |= {"model": "mlp", "augment": "none"}  # its images of 8×8 are too small for the other models
     if point.data == OFFICE:
         clients = 4
         pool = int(point.pool or 0)
@@ -194,33 +190,30 @@ def stand_ins(
     train: bool = True,
     ended: Callable[[str, str], bool] | None = None,
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """What stands in for data that is not there, and notes that say so.
+    """Return the data that replaces missing data sets, and notes about it.
 
-    FEMNIST gives way to MNIST. At smoke scale nothing is fetched, and digits are always there. Tables of
-    runs that are there need no data: where `ended` says that there are runs of a data set, or of another in
-    its place, these are taken.
+    MNIST may replace FEMNIST. At smoke scale nothing is downloaded, and digits may replace any data set.
+    Data with finished runs comes first: `ended(name, other)` tells if runs of a data set, or of another
+    in its place, are there. `given` names replacements that the user chose.
     """
     for name in given:
         if name not in TITLES:
             raise unknown("data set of the paper", name, TITLES)
     chosen, notes = {}, {}
     for name in dict.fromkeys(needed):
-        other, reason = given.get(name, name), ""
         usual = [name, *["mnist"] * (name == FEMNIST), *["digits"] * (scale == "smoke")]
-        there = [o for o in usual if ended and name not in given and ended(name, o)]
-        if there:
-            other = there[0]
-        elif name not in given and (reason := _missing(name, scale, overrides, train)):
-            fetched = scale != "smoke"
-            if name == FEMNIST and (
-                (fetched and not train) or not _missing("mnist", scale, overrides, train)
-            ):
-                other = "mnist"
-            elif not fetched:
-                other = "digits"
-            elif train:
-                again = "or choose other data in its place with --stand-in"
-                raise UserError(f"{TITLES[name]} is needed: {reason}; {again} {name}=…")
+        other, reason = given.get(name), ""
+        if other is None:
+            other = next((other for other in usual if ended and ended(name, other)), None)
+        if other is None:
+            reason = _missing(name, scale, overrides, train)
+            there = (other for other in usual[1:] if not _missing(other, scale, overrides, train))
+            other = next(there, None) if reason else name
+        if other is None and train:
+            raise UserError(
+                f"{TITLES[name]} is needed: {reason}; or choose other data in its place with --stand-in {name}=…"
+            )
+        other = other or usual[-1]
         if other != name:
             chosen[name] = other
             notes[name] = _note(name, other)
@@ -230,8 +223,10 @@ def stand_ins(
 
 
 def _missing(name: str, scale: str, overrides: Mapping[str, Any], read: bool) -> str:
-    """Why a data set cannot be had; empty if it can. Unless it is to be read, its files are only looked for,
-    and the hub is taken to have them."""
+    """Return the reason why a data set is not available; empty if it is.
+
+    Without `read` only its files are looked for, and the hub is expected to have it.
+    """
     from fedcsd import data
     from fedcsd.data.sources.folder import office_folder
     from fedcsd.data.sources.hub import local_folder
@@ -240,6 +235,8 @@ def _missing(name: str, scale: str, overrides: Mapping[str, Any], read: bool) ->
     if folder and not Path(folder).expanduser().is_dir():
         what = "is a file" if Path(folder).expanduser().exists() else "does not exist"
         raise UserError(f"the data folder {folder} {what}: correct --data-dir or FEDCSD_DATA")
+    if name == "digits":
+        return ""
     if scale == "smoke" and not folder:
         return "no --data-dir is given"
     table = merge({"data": name}, SCALES[scale].data.get(name, {}), overrides)["data"]
@@ -258,5 +255,5 @@ def _missing(name: str, scale: str, overrides: Mapping[str, Any], read: bool) ->
 def _note(name: str, other: str) -> str:
     text = f"{other} in place of {TITLES[name]}"
     if name == OFFICE:
-        text += ", dealt to four clients by label (β 0.5), for it has no domains"
-    return f"{text}: other data, so that the order of methods alone can be compared with the paper's"
+        text += ", which has no domains and is dealt to four clients by label (β 0.5)"
+    return f"{text}: only the order of methods can be compared with the paper"
