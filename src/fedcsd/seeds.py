@@ -1,7 +1,7 @@
-"""Randomness as a function of where it is used, never of the order in which things happen.
+"""A random number is a function of its use, never of the order in which things happen.
 
-Every draw names its purpose and its place, such as `rng(seed, "batches", round, client)`: the same
-place gives the same numbers with one worker or ten, before and after a resume, here or on a site.
+Every draw names its purpose and its place, such as `rng(seed, "batches", round, client)`: the same place
+gives the same numbers with one worker or ten, before and after a resume, here or at a site.
 """
 
 from collections.abc import Iterator
@@ -17,17 +17,17 @@ def _sequence(seed: int, purpose: str, *place: int) -> np.random.SeedSequence:
 
 
 def rng(seed: int, purpose: str, *place: int) -> np.random.Generator:
-    """A generator of its own for this purpose at this place."""
+    """Return a generator of its own for this purpose at this place."""
     return np.random.Generator(np.random.PCG64(_sequence(seed, purpose, *place)))
 
 
 def torch_seed(seed: int, purpose: str, *place: int) -> int:
-    """A number for `torch.manual_seed`, for what draws inside a model (initial weights, dropout)."""
+    """Return a seed for PyTorch's generators, from which models draw (initial weights, dropout)."""
     return int(_sequence(seed, purpose, *place).generate_state(1, np.uint64)[0] >> 1)
 
 
 def start(seed: int, *, cuda: bool = False) -> None:
-    """Start the process's generators, the GPU's only if `cuda`; torch.manual_seed looks for every kind of device."""
+    """Start the process's generators, the GPU's only if `cuda`; torch.manual_seed would look for every device."""
     torch.default_generator.manual_seed(seed)
     if cuda:
         torch.cuda.manual_seed(seed)
@@ -39,7 +39,7 @@ def _states(*, cuda: bool) -> list[torch.Tensor]:
 
 @contextmanager
 def kept(*, cuda: bool) -> Iterator[None]:
-    """Whatever is drawn inside, the process's generators are afterwards as they were."""
+    """Restore the process's generators at the end."""
     cpu, *gpu = _states(cuda=cuda)
     try:
         yield
@@ -50,7 +50,7 @@ def kept(*, cuda: bool) -> Iterator[None]:
 
 
 def drawn_since(seed: int, *, cuda: bool) -> bool:
-    """Whether the process's generators are no longer as this seed left them."""
+    """Tell if anything was drawn from the process's generators since they were started with this seed."""
     now = _states(cuda=cuda)
     with kept(cuda=cuda):
         start(seed, cuda=cuda)
@@ -74,7 +74,7 @@ class Watched:
 
 
 class Stream(AbstractContextManager[None]):
-    """Random numbers of their own for what runs beside training, so that it does not disturb it."""
+    """A context with random numbers of its own, so that work beside training does not change those of training."""
 
     def __init__(self, seed: int = 0):
         self.inside = torch.Generator().manual_seed(seed).get_state()

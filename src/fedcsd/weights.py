@@ -127,9 +127,10 @@ class Weights:
     def named(self) -> dict[str, Tensor]:
         return self.layout.split(self.flat)
 
-    def to(self, device: torch.device | str) -> "Weights":
-        """Return the same weights, by token too, on another device."""
-        return self if self.flat.device == torch.device(device) else replace(self, flat=self.flat.to(device))
+    def to(self, device: torch.device | str, *, copy: bool = False) -> "Weights":
+        """Return the same weights, by token too, on a device."""
+        flat = self.flat.to(device, copy=copy)
+        return self if flat is self.flat else replace(self, flat=flat)
 
     def like(self, flat: Tensor) -> "Weights":
         """Return new weights of the same layout."""
@@ -164,17 +165,7 @@ def nbytes(value: Value) -> int:
     return value.nbytes if isinstance(value, (Weights, Tensor)) else 8
 
 
-def moved(values: Values, device: torch.device | str) -> dict[str, Any]:
-    """Return the values with their weights and tensors on a device."""
-    return {name: v.to(device) if isinstance(v, (Weights, Tensor)) else v for name, v in values.items()}
-
-
-def copied(values: Values, device: torch.device | str) -> dict[str, Any]:
-    """Return the values with copies of their weights, the same by token, and tensors on a device."""
-
-    def copy(value: Value) -> Any:
-        if isinstance(value, Weights):
-            return replace(value, flat=value.flat.to(device, copy=True))
-        return value.to(device, copy=True) if isinstance(value, Tensor) else value
-
-    return {name: copy(value) for name, value in values.items()}
+def moved(values: Values, device: torch.device | str, *, copy: bool = False) -> dict[str, Any]:
+    """Return the values with their weights and tensors, or copies of them, on a device."""
+    tensors = {n: v.to(device, copy=copy) for n, v in values.items() if isinstance(v, (Weights, Tensor))}
+    return {**values, **tensors}

@@ -34,7 +34,7 @@ class Setup:
 
     @property
     def features(self) -> int:
-        """Size of the model's penultimate features."""
+        """Return the size of the model's penultimate features."""
         self.network.eval()
         with torch.no_grad():
             return self.network(self.data.example()).features.shape[1]

@@ -24,7 +24,7 @@ from fedcsd.messages import Reply, Request
 from fedcsd.models.network import Network
 from fedcsd.training.engines.stack import NotStackable
 from fedcsd.training.worker import Worker
-from fedcsd.weights import Values, Weights, copied, moved
+from fedcsd.weights import Values, Weights, moved
 
 SMALL = 4_000_000  # numbers in a model up to which stacking is faster than lanes
 FEW = 4  # clients of a round for which it is not
@@ -55,7 +55,8 @@ class DeviceBackend(Backend):
         self.workspace.begin(request.round, clients, request.values)
 
         def state(client: int) -> Values:
-            return copied(states.get(client, {}), self.workspace.device)  # a method may change it in place
+            # A method may change it in place.
+            return moved(states.get(client, {}), self.workspace.device, copy=True)
 
         with closing(self._run(there, clients, state)) as replies:
             for client, reply in zip(clients, replies, strict=True):

@@ -1,4 +1,4 @@
-"""Clients on this machine's cores: lanes, each a worker process with one thread.
+"""The backend for this machine's cores has lanes, each a worker process with one thread.
 
 A lane trains one client at a time and takes the next one when it is done, so unequal clients need no
 padding. The data set lies in memory once: lanes are forked from the process that loaded it. A lane's
@@ -127,7 +127,7 @@ def serve(
 
 
 def parted(values: Values) -> dict[str, dict[str, Any]]:
-    """Part named values ("v") from a client's state ("s"), which travel together."""
+    """Separate named values ("v") from a client's state ("s"), which travel together."""
     parts: dict[str, dict[str, Any]] = {"v": {}, "s": {}}
     for name, value in values.items():
         parts[name[0]][name[2:]] = value

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedcsd.messages import Reply
-from fedcsd.weights import Values, Weights, copied, moved, nbytes
+from fedcsd.weights import Values, Weights, moved, nbytes
 
 MARGIN = 0.95  # of the memory that processes share: CUDA itself takes some in each
 SERVER = 0.25  # of the device's memory that waiting replies may take, and that clients' states may
@@ -55,7 +55,7 @@ def delivered(reply: Reply, server_device: torch.device, clients: int) -> Reply:
     Clients' states stay on the device if those of two rounds fit there.
     """
     values = moved(reply.values, server_device)
-    state = copied(reply.state, "cpu" if _too_much(reply.state, clients) else server_device)
+    state = moved(reply.state, "cpu" if _too_much(reply.state, clients) else server_device, copy=True)
     if server_device.type == "cuda":
         # They are made on a lane's stream, and used and freed on the server's.
         for value in [*values.values(), *state.values()]:
