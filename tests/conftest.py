@@ -32,7 +32,7 @@ def forks() -> Iterator[Forks]:
 
 @pytest.fixture
 def fedcsd(tmp_path: Path, forks: Forks) -> Fedcsd:
-    """Runs `fedcsd …` in an empty folder."""
+    """Run `fedcsd …` in an empty folder."""
 
     def call(*arguments: str, timeout: float = 120) -> "subprocess.CompletedProcess[str]":
         return forks.run(arguments, tmp_path, timeout, {**os.environ, "COLUMNS": "100"})
@@ -42,7 +42,7 @@ def fedcsd(tmp_path: Path, forks: Forks) -> Fedcsd:
 
 @pytest.fixture
 def fedcsd_run(fedcsd: Fedcsd, tmp_path: Path) -> FedcsdRun:
-    """Runs `fedcsd run …` to its end, one short round unless told, and gives the run's folder."""
+    """Run `fedcsd run …` to its end, with one short round by default, and return the run's folder."""
 
     def call(*arguments: str, out: str = "r", rounds: int = 1, epochs: int = 1) -> Path:
         length = ("--rounds", str(rounds), "--epochs", str(epochs))
@@ -80,7 +80,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """A suite that left out the browser says so in one line."""
+    """Print one line if the tests in a browser were left out."""
     skipped = [r for r in terminalreporter.stats.get("skipped", []) if NO_BROWSER in str(r.longrepr)]
     if skipped:
         terminalreporter.write_line(f"{len(skipped)} tests were left out for want of a browser: {NO_BROWSER}")

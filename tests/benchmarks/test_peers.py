@@ -1,4 +1,4 @@
-"""What the comparison with other simulators is made of, as far as it needs none of them."""
+"""Test the parts of the comparison with other simulators that need none of them installed."""
 
 import json
 import subprocess

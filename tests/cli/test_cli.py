@@ -1,4 +1,4 @@
-"""The program as a user meets it: help, results, and one clear line for every mistake."""
+"""Test the command line: help, results, and one line for every mistake."""
 
 import os
 import resource
@@ -18,7 +18,7 @@ QUICK = ("--rounds", "2", "--epochs", "1")
 
 
 def processor_seconds() -> float:
-    """Of commands that were waited for: what other tests do meanwhile is not in it."""
+    """Return the CPU seconds of commands that have ended; other tests' work does not count."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 

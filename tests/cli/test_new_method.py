@@ -1,4 +1,4 @@
-"""`fedcsd new-method`: what it writes runs at once, is typed and tidy, and is a true FedAvg at 0."""
+"""Test `fedcsd new-method`: its file runs at once, passes ruff and mypy, and equals FedAvg at strength 0."""
 
 import subprocess
 import sys
@@ -72,7 +72,7 @@ def test_names_of_files_and_classes() -> None:
 
 
 def test_it_is_tidy_and_typed(tmp_path: Path) -> None:
-    """As generated: ruff with our rules, in a folder where fedcsd is a library; mypy in strict mode."""
+    """Check the file with our ruff rules, in a folder where fedcsd is a library, and with mypy in strict mode."""
     (tmp_path / "mine.py").write_text(method_text("mine.py", "ARatherLongNameForAMethodThatDoesManyThings"))
     ruff = [sys.executable, "-m", "ruff"]
     config = f"--config={ROOT / 'pyproject.toml'}"

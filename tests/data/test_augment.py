@@ -1,4 +1,4 @@
-"""Augmentation against small images worked out by hand, plain NumPy and Pillow."""
+"""Compare augmentation with small images worked out by hand, plain NumPy and Pillow."""
 
 import math
 
@@ -100,7 +100,7 @@ def test_crop_then_flip_then_rotate(flip: float, turn: float) -> None:
 
 
 def slowly(augmentation: Augmentation, image: np.ndarray, drawn: np.ndarray) -> list[list[list[set[float]]]]:
-    """The definition, one step after the other and pixel by pixel, in float64: for each pixel the
+    """Follow the definition step by step and pixel by pixel, in float64: return for each pixel the
     value it has, or the two or four it may have when its source lies on the edge between pixels."""
     channels, height, width = image.shape
     crop, (row, column, mirror, turn) = augmentation.crop, drawn.tolist()

@@ -27,7 +27,7 @@ def like_mnist(path: Path) -> str:
 
 
 class Seen(Callbacks):
-    """Remembers who answered."""
+    """A callback that keeps who answered."""
 
     def __init__(self) -> None:
         self.replies: list[tuple[str, int, int]] = []

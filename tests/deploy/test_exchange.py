@@ -1,4 +1,4 @@
-"""A run through Flower's messages: the same bits for every method, and what does not count is left out."""
+"""Test runs through Flower's messages: every method has the same bits, and late or refused answers do not count."""
 
 import shutil
 from pathlib import Path

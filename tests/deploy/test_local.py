@@ -1,4 +1,4 @@
-"""`fedcsd deploy local` as a user ends it: nothing of what it started stays."""
+"""Test that nothing of what `fedcsd deploy local` started stays after its end."""
 
 import signal
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 
 def of(folder: Path) -> list[int]:
-    """Processes that have this folder in their environment."""
+    """Return the processes that have this folder in their environment."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         try:

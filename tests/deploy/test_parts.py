@@ -1,4 +1,4 @@
-"""The parts of a deployment, each by itself: messages, checks, a node's disk, what sites agree on, keys."""
+"""Test the parts of a deployment one by one: messages, checks, a node's disk, the sites' agreement, keys."""
 
 import os
 import pickle

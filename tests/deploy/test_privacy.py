@@ -1,4 +1,4 @@
-"""Flower's own mods for clipping and noise, around the training of our methods."""
+"""Test Flower's mods for clipping and noise around our methods' training."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from helpers.loop import LoopGrid, deployed
 
 
 class Witness:
-    """Outside of a mod: how far from the sent weights those are that leave the node."""
+    """A mod outside of the others that measures the distance between sent and returned weights."""
 
     def __init__(self) -> None:
         self.away: list[np.ndarray] = []

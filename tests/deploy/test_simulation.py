@@ -1,4 +1,4 @@
-"""The same app in Flower's simulation runtime, on Ray."""
+"""Test the same app in Flower's simulation runtime, on Ray."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Sites with data of their own: the server sees none of it, and comes to the weights of a simulation of the same."""
+"""Test sites with data of their own: the server sees none of it and reaches the weights of a simulation."""
 
 import threading
 import time
@@ -25,7 +25,7 @@ SIZES = {"berlin": 40, "aachen": 25, "celle": 60}
 
 
 def clouds(samples: int, classes: list[int], seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Points around one place a class."""
+    """Write points around one centre for each class."""
     random = np.random.default_rng(seed)
     y = np.array([classes[i % len(classes)] for i in range(samples)])
     return (np.eye(6)[y] * 3 + random.normal(size=(samples, 6))).astype(np.float32), y
@@ -33,7 +33,7 @@ def clouds(samples: int, classes: list[int], seed: int) -> tuple[np.ndarray, np.
 
 @pytest.fixture
 def tables(tmp_path: Path) -> dict[str, str]:
-    """Three sites with tables of numbers, none of them with all classes."""
+    """Write tables of numbers for three sites, none of which has all classes."""
     found = {}
     for k, (name, samples) in enumerate(SIZES.items()):
         x, y = clouds(samples + 10, [k, k + 1], k)

@@ -1,4 +1,4 @@
-"""A deployment in trouble: strangers, a node and a server that are killed, and a node that sends rubbish.
+"""Test a deployment with strangers, killed nodes and servers, and a node that sends invalid answers.
 
 The run ends with the weights that the simulator comes to without the answers that were refused.
 """
@@ -70,7 +70,7 @@ def wait_for(federation: Federation, out: Path, rounds: int, seconds: float = 40
 
 
 def stranger(federation: Federation, name: str, *options: str) -> str:
-    """What a node that must not get in says, and that it does not get in."""
+    """Start a node that must not get in, check that it does not, and return its output."""
     log = federation.processes.logs / f"{name}.log"
     command = ["flower-supernode", "--superlink", federation.address, "--max-retries", "1", *options]
     federation.processes.start(name, [*command, "--port", str(federation.ports[-1] + 7)])

@@ -1,4 +1,4 @@
-"""The documentation is true: links lead somewhere, and what is made from the code is up to date.
+"""Test the documentation: links lead somewhere, and parts made from the code are up to date.
 
 Its commands and its Python are run by test_docs_commands.py.
 """

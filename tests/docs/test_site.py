@@ -1,4 +1,4 @@
-"""The site is built strictly, holds all that the code has, and needs nothing from elsewhere."""
+"""Test the documentation's site: it is built strictly, documents the whole code, and loads nothing from elsewhere."""
 
 import html
 import os

@@ -1,4 +1,4 @@
-"""Runs in one parquet file: nothing is lost, and readers take an archived run as they take a folder."""
+"""Test runs in one parquet file: nothing is lost, and readers treat an archived run like a folder."""
 
 from dataclasses import dataclass
 from pathlib import Path

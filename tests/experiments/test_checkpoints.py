@@ -1,4 +1,4 @@
-"""How often a run is saved."""
+"""Test how often a run is saved."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Comparisons: a table for a paper, in which a run that diverged is a result too."""
+"""Test comparisons: their tables, in which a run that diverged is a result too."""
 
 import csv
 import io

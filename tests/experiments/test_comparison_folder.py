@@ -1,4 +1,4 @@
-"""Where a comparison may write: over an earlier comparison, never over anything else."""
+"""Test that a comparison writes over an earlier comparison only."""
 
 import json
 import shutil

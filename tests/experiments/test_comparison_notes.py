@@ -1,4 +1,4 @@
-"""What a reader of a comparison is told beside the numbers, in every file of it."""
+"""Test the notes beside the numbers in every file of a comparison."""
 
 import csv
 import io
@@ -36,7 +36,7 @@ def texts_of(folder: Path) -> list[str]:
 
 
 def report(folder: Path) -> str:
-    """The text of the comparison's report."""
+    """Return the text of the comparison's report."""
     assert guarded(["report", str(folder), "--out", str(folder / "r.html")], debug=False) == 0
     return (folder / "r.html").read_text()
 

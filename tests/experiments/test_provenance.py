@@ -1,4 +1,4 @@
-"""The digest of the package: equal where no result can differ, another where one can."""
+"""Test the package's digest: it changes only where a result can change."""
 
 import shutil
 from pathlib import Path

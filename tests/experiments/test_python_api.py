@@ -1,4 +1,4 @@
-"""`import fedcsd` for notebooks."""
+"""Test `import fedcsd` as notebooks use it."""
 
 import re
 import subprocess
@@ -26,7 +26,7 @@ def test_the_call_from_the_readme() -> None:
 
 
 def test_own_model_and_arrays_as_closures() -> None:
-    """Things that only exist in a notebook, and could not be pickled, work on every worker."""
+    """Objects that exist in a notebook only and cannot be pickled work on every worker."""
     hidden = 5
 
     def model(shape: tuple[int, ...], classes: int) -> nn.Module:

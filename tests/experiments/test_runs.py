@@ -1,4 +1,4 @@
-"""A run on disk: complete, resumable after anything, never overwritten by accident."""
+"""Test a run on disk: it is complete, can be resumed, and is never overwritten by accident."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""TensorBoard and MLflow: what they are sent, and that training neither depends on them nor changes by them."""
+"""Test TensorBoard and MLflow: the values sent to them, and that training does not depend on them."""
 
 import builtins
 import json
@@ -30,7 +30,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """MLflow's own store in files; it is told that we know of its databases."""
+    """Let MLflow store in files, without its advice to use a database."""
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     return (tmp_path / "ml").as_uri()
 

@@ -1,4 +1,4 @@
-"""What methods keep of each client, in memory or on disk: the same results, less memory, nothing lost."""
+"""Test clients' states in memory and on disk: results are the same, disk needs less memory, nothing is lost."""
 
 import shutil
 import tempfile
@@ -271,7 +271,7 @@ print(peak() - before)
 
 @pytest.mark.slow
 def test_states_on_disk_are_not_in_memory(tmp_path: Path) -> None:
-    """60 clients keep 4 MiB each."""
+    """Each of 60 clients keeps 4 MiB."""
     grown = {}
     for kind in ("memory", "disk"):
         grown[kind] = float(in_process(PEAK, kind, tmp_path / kind).stdout)

@@ -1,4 +1,4 @@
-"""States on disk after interruptions: killed anywhere, files lost, from memory to disk and back."""
+"""Test clients' states after kills, after lost files, and after a move from memory to disk and back."""
 
 from pathlib import Path
 from typing import Any
@@ -161,7 +161,7 @@ def test_a_lost_state_falls_back_to_the_checkpoint_before(tmp_path: Path, whole:
 
 
 def test_a_checkpoint_that_was_passed_over_does_not_come_back(tmp_path: Path) -> None:
-    """Its lost file is made anew, but by another learning rate: it must not look complete again."""
+    """A lost file is made anew with another learning rate: it must not look complete again."""
     cut = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
         run(cut, client_state="disk", checkpoint_every=2, on_round=stop_after(4))

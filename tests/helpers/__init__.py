@@ -1,1 +1,1 @@
-"""Code that several test modules share. Test modules import from here, never from each other."""
+"""Test modules import shared code from here, never from each other."""

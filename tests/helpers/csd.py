@@ -1,4 +1,4 @@
-"""FedCSD's loss as one operation, compared with the objectives in double precision."""
+"""Compare FedCSD's loss as one operation with the objectives in double precision."""
 
 import sys
 from itertools import product
@@ -28,7 +28,7 @@ def example(batch: int = 9, classes: int = 10, *, seed: int = 0, size: float = 3
 
 
 def result(tensors: Any, **how: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Loss, entropy, and the gradient of a weighted sum of losses."""
+    """Return loss, entropy, and the gradient of a weighted sum of losses."""
     logits, *others = tensors
     logits = logits.detach().requires_grad_()
     loss, spread = csd(logits, *others, **how)
@@ -42,7 +42,7 @@ def double(tensors: Any) -> list[Any]:
 
 
 def close(found: Any, tensors: Any, how: dict[str, Any]) -> None:
-    """To float32's rounding against the objectives in double precision: an error of the refined logits is one of
+    """Compare with the objectives in double precision, up to float32's rounding: an error of the refined logits is one of
     the target, which weighs μ τ² times the logits' spread."""
     z, t, p, y = tensors
     tau, mu = how["tau"], how["mu"]
@@ -56,7 +56,7 @@ def close(found: Any, tensors: Any, how: dict[str, Any]) -> None:
 
 
 def decided(teacher: Tensor, labels: Tensor) -> bool:
-    """Whether the adaptive mask is the same in any precision: p_y is not just about 1/C, or exactly that."""
+    """Tell if the adaptive mask is the same in any precision: no p_y is near 1/C, unless exactly 1/C."""
     p = F.softmax(teacher.double(), 1).gather(1, labels[:, None])[:, 0] * teacher.shape[1]
     flat = teacher.amax(1) == teacher.amin(1)
     return bool((((p - 1).abs() > 1e-4) | flat).all())

@@ -1,4 +1,4 @@
-"""What tests of deployments share: the run that the simulator makes of the same settings, and apps that misbehave."""
+"""Simulate a deployed run's settings, and compare the weights."""
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Follows a page of the documentation as a reader would: its commands and its Python, in order, in one folder."""
+"""Follow a page of the documentation like a reader: run its commands and its Python in order, in one folder."""
 
 import argparse
 import os
@@ -29,7 +29,7 @@ CARRIED = ("FEDCSD_DATA", "FEDCSD_KERNELS")
 
 @dataclass(frozen=True)
 class Block:
-    """Something on a page that a reader would type, or keep as a file."""
+    """A block of a page that a reader types or keeps as a file."""
 
     kind: str
     text: str
@@ -38,7 +38,7 @@ class Block:
 
 
 def blocks(page: str) -> Iterator[Block]:
-    """Fenced blocks of shell and Python, files (their first line is `# name`), and indented commands."""
+    """Yield fenced blocks of shell and Python, files (their first line is `# name`), and indented commands."""
     lines = page.split("\n")
     at = 0
     while at < len(lines):
@@ -72,7 +72,7 @@ def fenced(language: str, inside: list[str], line: int) -> Iterator[Block]:
 
 
 def inline(page: str) -> list[str]:
-    """Commands within sentences and tables, where nothing is left out."""
+    """Return the complete commands within sentences and tables."""
     found = re.findall(
         r"`((?:\w+=\S+ )*(?:fedcsd|make|python) [^`\n]+)`", re.sub(r"```.*?```", "", page, flags=re.S)
     )
@@ -80,7 +80,7 @@ def inline(page: str) -> list[str]:
 
 
 def preload() -> None:
-    """What takes long to import is imported once, before the commands are forked off."""
+    """Import slow modules once, before commands are forked."""
     for name in ("matplotlib.pyplot", "sklearn.datasets", "sklearn.manifold", "pyarrow.parquet"):
         import_module(name)
     for name in ("results.comparison", "results.terminal", "results.curves", "results.plots"):
@@ -88,7 +88,7 @@ def preload() -> None:
 
 
 def follow(page: Path, folder: Path) -> None:
-    """Does all that a page says, in an empty folder that is the current one; raises where something fails."""
+    """Run all blocks of a page in an empty folder, which is the current one; raise an error if one fails."""
     preload()
     for name in GIVEN:
         (folder / name).symlink_to(ROOT / name)
@@ -106,7 +106,7 @@ def follow(page: Path, folder: Path) -> None:
 
 
 def shell(script: str, folder: Path, where: str) -> None:
-    """Runs a script with bash. The programs that pages use come back to us, to be run by the rules."""
+    """Run a script with bash, and the programs in it by the rules."""
     ask, answer = os.pipe(), os.pipe()
     functions = [f'{name}() {{ _docs {name} "$@"; }}' for name in PROGRAMS]
     carried = " ".join(f'"${{{name}-}}"' for name in CARRIED)
@@ -133,7 +133,7 @@ def shell(script: str, folder: Path, where: str) -> None:
 
 
 def requests(fd: int) -> Iterator[tuple[list[str], dict[str, str]]]:
-    """What the shell asks for: a count, the carried variables, and the command, each ended by a NUL."""
+    """Yield the shell's requests: a count, the carried variables, and the command, each ended by a NUL."""
     waiting = b""
     while True:
         readable, _, _ = select.select([fd], [], [], LIMIT)
@@ -154,9 +154,9 @@ def requests(fd: int) -> Iterator[tuple[list[str], dict[str, str]]]:
 def carry_out(
     command: list[str], environment: dict[str, str], folder: Path, how: str = ""
 ) -> tuple[int, str]:
-    """One command by the rules, in a process of its own: its exit status, and what it was and said.
+    """Run one command by the rules in a process of its own; return its exit status, and the command with its output.
 
-    `how` is for less than the rules say."""
+    `how` runs less of it than the rules say."""
     command, usual = ruled(command)
     how = usual if usual == "leave" else how or usual
     if how == "leave":
@@ -171,14 +171,14 @@ def carry_out(
 
 
 def recipe(target: str) -> list[str]:
-    """The fedcsd commands that a target of the Makefile runs."""
+    """Return the fedcsd commands that a target of the Makefile runs."""
     made = subprocess.run(["make", "-n", target], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT)
     assert made.returncode == 0, f"make {target}: {made.stderr}"
     return [line.removeprefix(".venv/bin/") for line in made.stdout.splitlines() if line.startswith(".venv/bin/fedcsd")]  # fmt: skip
 
 
 def forked(work: Callable[[], None], environment: dict[str, str], folder: Path, log: Path) -> int:
-    """Runs something in a child of this process, which has torch loaded already; gives its exit status."""
+    """Run a function in a fork of this process, which has torch loaded already; return its exit status."""
     child = os.fork()
     if child:
         end = time.monotonic() + LIMIT
@@ -209,7 +209,7 @@ def forked(work: Callable[[], None], environment: dict[str, str], folder: Path, 
 
 
 class Checked(SystemExit):
-    """All is well as far as one looks."""
+    """The end of a command that is checked only as far as this."""
 
 
 def enough(*_: Any, **__: Any) -> Any:
@@ -217,7 +217,7 @@ def enough(*_: Any, **__: Any) -> Any:
 
 
 def program(command: list[str], how: str) -> None:
-    """Within the child: the program itself, or a part of it."""
+    """Run the program itself, or a part of it, within the fork."""
     name, *arguments = command
     if name == "fedcsd":
         from fedcsd.cli import main as cli
@@ -240,7 +240,7 @@ def program(command: list[str], how: str) -> None:
 
 
 def parsed(arguments: list[str]) -> None:
-    """Reads a command line of fedcsd as it is read for real, with the settings and methods in it."""
+    """Parse a command line of fedcsd with its settings and methods, and run nothing."""
     import click
 
     from fedcsd.cli.main import cli

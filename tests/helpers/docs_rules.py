@@ -1,4 +1,4 @@
-"""What the tests change in the documentation's commands, and why. What no rule matches runs as it is.
+"""The rules change the documentation's commands in tests. A command that no rule matches runs unchanged.
 
 A rule looks at one command as it is typed. All that match are applied, from top to bottom:
 `add` appends arguments (a later option goes over an earlier one), `swap` replaces text in arguments, and
@@ -79,7 +79,7 @@ GIVEN = ("demo.toml", "Makefile", "benchmarks", "studies", "results")
 
 
 def environed(environment: dict[str, str]) -> dict[str, str]:
-    """What a page sets for a command; its folder /data is where the data is here."""
+    """Return the variables that a page sets for a command, with the folder of this machine's data for /data."""
     return {key: DATA if value == "/data" and DATA else value for key, value in environment.items()}
 
 

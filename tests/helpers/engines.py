@@ -1,4 +1,4 @@
-"""Experiments and methods that show what an engine does."""
+"""Experiments and methods that tests of engines use."""
 
 import signal
 import threading
@@ -57,14 +57,14 @@ def close(one: Federation, other: Federation, tolerance: float = 2e-5) -> None:
 
 
 class Enclosed(FedAvg):
-    """Its change of the gradient encloses a tensor."""
+    """A method that gives a change of the gradient with a tensor enclosed."""
 
     def train(self, client: Client, weights: Any) -> Any:
         return client.train(weights, self.loss, gradient=lambda w, g: g.add_(w - weights.parameters))
 
 
 class Wrong(FedAvg):
-    """Fails at one client."""
+    """A method that fails at one client."""
 
     def train(self, client: Client, weights: Any) -> Any:
         if client.number == 3:
@@ -73,7 +73,7 @@ class Wrong(FedAvg):
 
 
 class Assigning(nn.Module):
-    """Assigns new tensors to its buffers, of which one is not saved."""
+    """A model that assigns new tensors to its buffers, one of which is not saved."""
 
     def __init__(self, shape: Any, classes: int) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ def assigning(**values: Any) -> Experiment:
 
 @contextmanager
 def interrupted(after: float) -> Iterator[None]:
-    """Ctrl-C so many seconds later, which must end what is done here."""
+    """Press Ctrl-C after so many seconds, and check that it ends the block."""
     main = threading.main_thread().ident
     assert main is not None
     before = signal.signal(

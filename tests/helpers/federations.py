@@ -1,4 +1,4 @@
-"""Small federations: data, experiments and a backend in this process."""
+"""Make small federations: data, experiments and a backend in this process."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from fedcsd.weights import Weights
 
 
 def blobs(samples: int = 120, classes: int = 3, seed: int = 0) -> Dataset:
-    """Points around one centre a class: learned in a moment, and skewed as one likes."""
+    """Return points around one centre for each class, which a model learns in a moment."""
     random = np.random.default_rng(seed)
     centres = random.normal(size=(classes, 6)) * 2
     labels = random.integers(0, classes, 2 * samples)
@@ -27,7 +27,7 @@ def blobs(samples: int = 120, classes: int = 3, seed: int = 0) -> Dataset:
 
 
 def small(method: Any = None, **values: Any) -> Experiment:
-    """A checked experiment on blobs."""
+    """Return an experiment on blobs."""
     defaults = {"clients": 4, "min_samples": 2, "rounds": 2, "epochs": 2, "batch_size": 16, "beta": 0.5}
     values = {**defaults, "data": "given from Python", **values}
     given = {"data": values.pop("dataset", None) or blobs(), "model": values.pop("factory", None)}
@@ -35,7 +35,7 @@ def small(method: Any = None, **values: Any) -> Experiment:
 
 
 def assert_found_by_workers(experiment: Experiment) -> None:
-    """Forked workers and those that share nothing with us train the same."""
+    """Check that forked workers train the same as spawned ones, which share nothing with us."""
     request = Request(0, "train", {"weights": experiment.weights})
     results = []
     for start in ("fork", "spawn"):
@@ -48,7 +48,7 @@ def assert_found_by_workers(experiment: Experiment) -> None:
 
 
 class Here(Backend):
-    """Clients in this process, one after another."""
+    """A backend that trains clients in this process, one after another."""
 
     def __init__(self, experiment: Experiment):
         self.worker = experiment.worker()

@@ -1,4 +1,4 @@
-"""Small files of the kinds that people have."""
+"""Write small files of the kinds that users have."""
 
 from io import BytesIO
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A grid within this process: Flower's own messages, answered by nodes that are objects here.
+"""Answer Flower's messages by nodes that are objects of this process.
 
 What is tested with it is what fedcsd makes of messages; the processes and the network are tested for real
 in test_bits.py and test_trouble.py.
@@ -24,7 +24,7 @@ Change = Callable[[Parcel, Parcel, int], Parcel | None]
 
 
 class LoopGrid:
-    """Nodes 100, 101, … of which each is a client by its place."""
+    """A grid that has nodes 100, 101, …; each is the client of its position."""
 
     def __init__(self, folder: Path, nodes: int, change: Change | None = None):
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
@@ -64,7 +64,7 @@ class LoopGrid:
 
 
 def of_sites(folder: Path, data: dict[str, str], change: Change | None = None) -> LoopGrid:
-    """A grid whose nodes have data of their own, by the sites' names."""
+    """Return a grid whose nodes have data of their own, by the sites' names."""
     grid = LoopGrid(folder, 0, change)
     for number, (name, path) in enumerate(data.items()):
         grid.nodes[100 + number] = Node({"site": name, "data": path, "state": str(folder / name)}, folder)
@@ -73,7 +73,7 @@ def of_sites(folder: Path, data: dict[str, str], change: Change | None = None) -
 
 
 def with_norm(shape: tuple[int, ...], classes: int) -> nn.Module:
-    """A small model with BatchNorm, whose statistics travel with the weights."""
+    """Return a small model with BatchNorm, whose statistics travel with the weights."""
     first = nn.Conv2d(shape[0], 4, 3, stride=2)
     body = [
         first,

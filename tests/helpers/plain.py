@@ -27,7 +27,7 @@ State = dict[str, Tensor]
 
 @dataclass
 class Batch:
-    """One training step: the network in training, what it sees and what it says."""
+    """A training step has a network in training mode, its inputs, labels and outputs."""
 
     net: nn.Module
     x: Tensor
@@ -52,7 +52,7 @@ class Result:
 
 
 class World:
-    """Data, clients and settings of an experiment, and plain local training."""
+    """A world has an experiment's data, clients and settings, and trains locally in plain PyTorch."""
 
     def __init__(self, experiment: Experiment, rounds: int):
         self.settings, self.data, self.parts = experiment.settings, experiment.data, experiment.parts
@@ -64,7 +64,7 @@ class World:
         self.measured: dict[int, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
 
     def rounds(self) -> Iterator[tuple[int, list[int]]]:
-        """Each round's clients that answer; a round in which none does is left out."""
+        """Yield each round's clients that answer; a round without an answer is left out."""
         for t in range(self.number):
             clients = [k for k in cohort(self.settings, t) if k not in failing(self.settings, t)]
             if clients:
@@ -127,7 +127,7 @@ class World:
         return self.settings.epochs * len(self.batches(np.arange(len(self.parts[k]))))
 
     def effective_steps(self, k: int) -> float:
-        """How far steps of a constant gradient 1 and learning rate 1 go, momentum included."""
+        """Compute how far steps of a constant gradient 1 and learning rate 1 go, with momentum."""
         speed = way = 0.0
         for _ in range(self.steps(k)):
             speed = self.settings.momentum * speed + 1
@@ -139,7 +139,7 @@ class World:
         return {k: len(self.parts[k]) / total for k in clients}
 
     def mean(self, local: dict[int, State]) -> State:
-        """`Σ p_k w_k`, buffers like parameters."""
+        """Compute `Σ p_k w_k`, for buffers as for parameters."""
         p = self.shares(list(local))
         return {name: sum(p[k] * local[k][name] for k in local) for name in next(iter(local.values()))}
 
@@ -151,7 +151,7 @@ class World:
 
 
 def training(net: nn.Module, x: Tensor) -> nn.Module:
-    """In training mode; a batch of one has no statistics, and BatchNorm uses its running ones."""
+    """Set training mode; for a batch of one, BatchNorm uses its running statistics."""
     net.train()
     for layer in net.modules():
         if isinstance(layer, nn.BatchNorm1d) and len(x) == 1:
@@ -173,7 +173,7 @@ def dot(a: State, b: State) -> Tensor:
 
 
 def distance(a: State, b: State) -> Tensor:
-    """`‖a − b‖²`."""
+    """Compute `‖a − b‖²`."""
     return sum(each(lambda x, y: ((x - y) ** 2).sum(), a, b).values())
 
 
@@ -182,7 +182,7 @@ def ce(b: Batch) -> Tensor:
 
 
 def kl(p: Tensor, logits: Tensor) -> Tensor:
-    """`KL(p ‖ softmax(logits))`, the mean over the batch."""
+    """Compute `KL(p ‖ softmax(logits))`, the mean over the batch."""
     return (p * (p.log() - F.log_softmax(logits, 1))).sum(1).mean()
 
 

@@ -1,4 +1,4 @@
-"""`fedcsd …` without the two seconds that importing PyTorch takes: a process that has it forks for each command.
+"""Run `fedcsd …` without the two seconds of importing PyTorch: a process that has it forks for each command.
 
 A command is still a process of its own, with its own folder, environment, output and exit status.
 """
@@ -40,7 +40,7 @@ def pass_on_no_ignored_signals() -> None:
 
 
 class Forks:
-    """The process that forks, from the tests' side."""
+    """A process that forks a new process for each command; tests use it through this object."""
 
     def __init__(self) -> None:
         self.began, self.lock = dict(os.environ), threading.Lock()
@@ -100,7 +100,7 @@ def serve() -> None:
 
 
 def become(arguments: list[str], cwd: str, env: dict[str, str], places: list[str]) -> None:
-    """In the fork: run the command, and end as it ends, but for taking PyTorch apart."""
+    """Run the command in the fork and end with its status, without tearing PyTorch down."""
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
@@ -128,7 +128,7 @@ def become(arguments: list[str], cwd: str, env: dict[str, str], places: list[str
 
 
 def in_process(script: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
-    """Runs a script that sees the tests and the same package as they do."""
+    """Run a script that imports the same package and helpers as the tests."""
     paths = [str(TESTS), str(Path(fedcsd.__file__).parent.parent), *filter(None, sys.path)]
     return subprocess.run(
         [sys.executable, "-c", script, *map(str, arguments)],

@@ -173,7 +173,7 @@ def scaffold(world: World) -> Result:
 def _new_variates(
     world: World, w: State, local: dict[int, State], c: State, variates: dict[int, State]
 ) -> State:
-    """Replaces the clients' variates; returns the server's."""
+    """Replace the clients' variates; return the server's."""
     change = world.zeros()
     for k, w_k in local.items():
         way = world.effective_steps(k) * world.settings.lr
@@ -249,7 +249,7 @@ def fedavgm(world: World, server_momentum: float) -> Result:
 
 
 def _adaptive(world: World, lr: float, beta1: float, tau: float, second: Callable[..., Tensor]) -> Result:
-    """Reddi et al. 2021, algorithm 2; `second` makes the new v from the old one and Δ²."""
+    """Follow algorithm 2 of Reddi et al. 2021; `second` computes the new v from the old one and Δ²."""
     w, m = world.start, world.zeros()
     v = each(lambda zero: zero + tau**2, world.zeros())
     for t, clients in world.rounds():
@@ -279,7 +279,7 @@ def fedadagrad(world: World, server_lr: float, beta1: float, adaptivity: float) 
 
 
 def _kept_at_home(world: World, home: Callable[[str], bool]) -> Result:
-    """FedAvg without the tensors that stay with the client; the server's stay the initial ones."""
+    """Average all tensors but those that stay with the client; the server keeps their initial values."""
     w, kept = world.start, {}
     for t, clients in world.rounds():
         local = {k: world.train(t, k, {**w, **kept.get(k, {})}, ce) for k in clients}

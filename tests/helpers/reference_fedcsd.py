@@ -57,7 +57,7 @@ def fedcsd(
 
 
 def _similarity(z: Tensor, prototypes: dict[int, Tensor]) -> Tensor:
-    """`softmax_c(cos(z, P_c))`, the cosine being 0 for a class without a prototype."""
+    """Compute `softmax_c(cos(z, P_c))`; the cosine is 0 for a class without a prototype."""
     none = torch.zeros(z.shape[1], dtype=z.dtype)
     rows = torch.stack([prototypes.get(c, none) for c in range(z.shape[1])])
     return F.softmax(F.cosine_similarity(z[:, None], rows[None], dim=2), 1)

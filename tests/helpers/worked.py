@@ -1,4 +1,4 @@
-"""A federation small enough for a pencil: two clients, quadratic losses, a model that is its weights.
+"""Make a federation for calculation by hand: two clients, quadratic losses, a model that is its weights.
 
 Client 0 holds one sample and client 1 three, so that p = (1/4, 3/4). Every image is (1, s), and the
 model's logits are its two weights, whatever the image; its one buffer `seen` adds up s, which is 1
@@ -30,7 +30,7 @@ Term = Callable[[Batch], Tensor]
 
 
 class Toy(nn.Module):
-    """Logits that are weights, and a buffer that counts."""
+    """A model whose logits are its weights, with a buffer that counts."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Toy(nn.Module):
 def quadratic(
     cls: type, scale: float = 1, curvature: Sequence[float] = (1, 1), more: Term | None = None
 ) -> Any:
-    """The method with `curvature/2 · (w − scale · t)²` as its clients' loss, and what is added to it."""
+    """Return the method with `curvature/2 · (w − scale · t)²` as its clients' loss, plus `more`."""
 
     def loss(self: Any, batch: Batch) -> Tensor:
         far = batch.logits - scale * TARGETS[batch.labels]
@@ -59,7 +59,7 @@ def quadratic(
 
 
 def towards(name: str) -> Term:
-    """`1/4 · (w − w_name)²`, whose gradient is `(w − w_name)/2`; nothing without such a network."""
+    """Return the term `1/4 · (w − w_name)²`, whose gradient is `(w − w_name)/2`; it is 0 without such a network."""
 
     def term(batch: Batch) -> Tensor:
         if name not in batch.frozen:
@@ -70,7 +70,7 @@ def towards(name: str) -> Term:
 
 
 class Overheard(Here):
-    """Remembers what clients answer to which question."""
+    """A backend that keeps the clients' replies and their requests."""
 
     def __init__(self, experiment: Experiment):
         super().__init__(experiment)
@@ -83,13 +83,13 @@ class Overheard(Here):
 
 
 def trainings(federation: Federation) -> list[Reply]:
-    """The replies of all rounds to the question that trains."""
+    """Return the replies of all rounds to requests that train."""
     assert isinstance(federation.backend, Overheard)
     return [reply for function, reply in federation.backend.heard if function == "train"]
 
 
 def federate(method: Any, data: Dataset, parts: Sequence[Any], factory: Any, **values: Any) -> Federation:
-    """Two clients with these rows; plain SGD, learning rate 1/2, one epoch of one batch unless told."""
+    """Return a federation of two clients with these rows; by default plain SGD, learning rate 1/2, one epoch of one batch."""
     plain = {"epochs": 1, "batch_size": 8, "lr": 0.5, "momentum": 0.0, "weight_decay": 0.0}
     values = {**plain, **values, "dataset": data, "factory": factory}
     experiment = small(method, clients=2, min_samples=1, **values)
@@ -98,7 +98,7 @@ def federate(method: Any, data: Dataset, parts: Sequence[Any], factory: Any, **v
 
 
 def toy(method: Any, samples: tuple[int, int] = (1, 3), factory: Any = Toy, **values: Any) -> Federation:
-    """The toy federation."""
+    """Return the toy federation."""
     labels = np.repeat([0, 1], samples)
     images = np.stack([np.ones(len(labels)), labels + 1], 1).astype(np.float32)
     parts = [np.flatnonzero(labels == k) for k in (0, 1)]
@@ -106,7 +106,7 @@ def toy(method: Any, samples: tuple[int, int] = (1, 3), factory: Any = Toy, **va
 
 
 def flats(federation: Federation, rounds: int) -> list[list[float]]:
-    """The global weights after each round: the two weights and the buffer."""
+    """Return the global weights after each round: the two weights and the buffer."""
     found = []
     for _ in range(rounds):
         federation.step()
@@ -115,17 +115,17 @@ def flats(federation: Federation, rounds: int) -> list[list[float]]:
 
 
 def heads(found: list[list[float]]) -> Any:
-    """The two weights of each round."""
+    """Return the two weights of each round."""
     return np.array(found)[:, :2]
 
 
 def doubled(*first: float) -> Any:
-    """What is expected of both weights, from what is of the first, up to float32's rounding."""
+    """Return the expectation for both weights from that for the first, up to float32's rounding."""
     return pytest.approx(np.array([[w, -w / 2] for w in first]), rel=1e-6)
 
 
 def personal(federation: Federation, client: int) -> dict[str, Tensor]:
-    """The model that a client would use for itself, by name."""
+    """Return the model that a client uses for itself, by name."""
     experiment = federation.setup
     here = Client(
         experiment.worker().workspace, client, federation.round, dict(federation.states.get(client, {}))

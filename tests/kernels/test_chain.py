@@ -1,4 +1,4 @@
-"""Models of small layers in one call of C each way, against PyTorch's operators."""
+"""Compare models of small layers in one call of C each way with PyTorch's operators."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def whole(shape: tuple[int, ...], random: torch.Generator) -> Tensor:
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Chain, Tensor, torch.Generator]:
-    """A model with or without convolutions, and images for it."""
+    """Draw a model with or without convolutions, and images for it."""
     random = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
     batch, channels, side = draw(st.integers(1, 70)), draw(st.integers(1, 3)), draw(st.integers(4, 9))
     layers: dict[str, Any] = {}
@@ -54,7 +54,7 @@ def problems(draw: st.DrawFn) -> tuple[Chain, Tensor, torch.Generator]:
 
 
 def by_autograd(network: Network, images: Tensor, along: Outputs) -> tuple[Outputs, Tensor]:
-    """Outputs and flat gradient of Σ along · outputs by PyTorch, layer after layer."""
+    """Return the outputs and the flat gradient of Σ along · outputs by PyTorch, layer after layer."""
     outputs = network(images)
     total = sum((a * o).sum() for a, o in zip(along, outputs, strict=True))
     found = torch.autograd.grad(total, network.trained, allow_unused=True)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ def plain(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: in
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Which halves of the kernel ran."""
+    """Return a list of the kernel's halves that ran."""
     seen: list[str] = []
 
     def counted(name: str, half: Any) -> Any:
@@ -42,7 +42,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Tensors, tuple[int, int, bool], Tensor]:
-    """Tensors, padding, pool and relu, and the gradient of the result. Small whole numbers, of which every
+    """Draw tensors, padding, pool and relu, and the gradient of the result. They are small whole numbers, of which every
     sum is exact: equals in pooling and zeros at the ReLU are common, and results can be compared as bits."""
     batch, channels, planes = draw(st.integers(1, 40)), draw(st.integers(1, 7)), draw(st.integers(1, 9))
     side, padding, pool = (
@@ -131,7 +131,7 @@ def test_the_gradient_is_the_slope(calls: list[str]) -> None:
 @pytest.mark.parametrize("where", ["x", "weight", "bias"])
 @pytest.mark.parametrize("pool", [1, 2])
 def test_what_is_not_finite_stays_so(calls: list[str], wrong: float, where: str, pool: int) -> None:
-    """In every place of a pooling window and wherever PyTorch has it."""
+    """A number that is not finite stays so in every place of a pooling window."""
     for place in range(4):
         tensors = [t.clone() for t in example(3)]
         if where == "x":

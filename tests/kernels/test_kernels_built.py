@@ -1,4 +1,4 @@
-"""How the kernels are compiled: once, whole, and never to anyone's harm."""
+"""Test that the kernels are compiled once and whole, and that every failure leaves a working program."""
 
 import os
 import shutil
@@ -107,7 +107,7 @@ def test_a_switch_that_is_neither(tmp_path: Path) -> None:
 
 
 def test_forked_workers_have_it_from_the_start(tmp_path: Path) -> None:
-    """Nothing is compiled in them: the cache folder is gone and the compiler with it."""
+    """Workers do not compile: neither the cache folder nor the compiler is there any more."""
     program = """
 import os, shutil, torch
 from fedcsd.kernels import convolution, build

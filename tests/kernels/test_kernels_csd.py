@@ -64,7 +64,7 @@ def test_every_variant(calls: list[bool], variant: dict[str, Any]) -> None:
 
 
 def test_worked_by_hand() -> None:
-    """Two classes, no similarity, τ = 1: the target is the teacher's softmax, q = (3/4, 1/4)."""
+    """With two classes, no similarity and τ = 1, the target is the teacher's softmax, q = (3/4, 1/4)."""
     third, zero = torch.tensor([[3.0, 1.0]]).log(), torch.zeros(1, 2)
     y = torch.tensor([0])
     loss, spread = csd(zero, third, None, y, mu=2.0, tau=1.0, similarity=False)

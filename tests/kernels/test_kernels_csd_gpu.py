@@ -1,4 +1,4 @@
-"""FedCSD's fused loss on a GPU. Left out where there is none."""
+"""Test FedCSD's fused loss on a GPU."""
 
 from typing import Any
 

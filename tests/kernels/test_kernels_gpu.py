@@ -1,4 +1,4 @@
-"""The fused convolution on a GPU, alone and stacked. Left out where there is none."""
+"""Test the fused convolution on a GPU, alone and stacked."""
 
 import math
 

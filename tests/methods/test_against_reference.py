@@ -1,4 +1,4 @@
-"""Every method against its plain simulation: weights, what clients keep, and personal models.
+"""Compare every method with its plain simulation: weights, clients' states, and personal models.
 
 Most cases compute in float64, so that only a difference in meaning shows, not one in the order of sums.
 """
@@ -34,7 +34,7 @@ TOLERANCE = {torch.float64: {"rtol": 1e-11, "atol": 1e-13}, torch.float32: {"rto
 
 
 class Net(nn.Module):
-    """Body and head, in the precision asked for."""
+    """A model that has body and head, in a given precision."""
 
     def __init__(self, *, norm: bool, dtype: torch.dtype):
         super().__init__()
@@ -48,7 +48,7 @@ class Net(nn.Module):
 
 
 def parts(labels: np.ndarray) -> list[np.ndarray]:
-    """Unequal clients, skewed by sorting; class 3 is all that client 5 holds, class 4 a part of client 4."""
+    """Return unequal clients, skewed by sorting; client 5 holds class 3 only, client 4 some of class 4."""
     common = np.flatnonzero(labels < 3)
     order = np.random.default_rng(0).normal(size=len(common)) + labels[common]
     *rows, rest = np.split(common[np.argsort(order)], np.cumsum(SIZES[:4]))
@@ -102,7 +102,7 @@ def test_every_method_has_a_reference() -> None:
 
 
 def test_the_clients_come_and_go() -> None:
-    """What the cases stand on: client 0 is never there, most others come back after missing a round, and
+    """The cases have these properties: client 0 is never there, most others come back after missing a round, and
     a class is met for the first time in the second round, another in the third, beside known ones."""
     experiment = make("fedavg", "mlp")
     there = [cohort(experiment.settings, t) for t in range(ROUNDS)]

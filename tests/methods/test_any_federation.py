@@ -71,7 +71,7 @@ def pictures() -> Dataset:
 
 @dataclass
 class Setting:
-    """A federation: the clients' sizes, how little their labels are skewed, and how they train."""
+    """A federation is given by its clients' sizes, the skew of their labels, and their training settings."""
 
     sizes: list[int]
     noise: float

@@ -1,4 +1,4 @@
-"""What must hold of every method, whatever it does: the same tests for each of them."""
+"""Run the same tests for every method."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -80,7 +80,7 @@ def trained(method: Method, rounds: int = 3, **values: Any) -> Federation:
 
 
 def memory(federation: Federation) -> dict[str, Any]:
-    """All that the federation remembers, as plain numbers."""
+    """Return the federation's whole memory, as plain numbers."""
     _, values = federation.save()
     return {name: getattr(value, "flat", value) for name, value in values.items()}
 

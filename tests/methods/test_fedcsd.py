@@ -126,7 +126,7 @@ def test_clients_tell_which_classes_they_hold_and_not_how_many() -> None:
 
 
 class Distillation(FedAvg):
-    """Logit distillation from the round's global model, written on its own."""
+    """Logit distillation from the round's global model, which does not use FedCSD's code."""
 
     def train(self, client: Client, weights: Weights) -> Values:
         return client.train(weights, self.loss, frozen={"global": weights})
@@ -242,7 +242,7 @@ def test_resume_in_the_middle_is_bit_for_bit() -> None:
 
 
 def test_lerp_of_the_teacher_can_be_made_by_a_client() -> None:
-    """The recipe says enough: the same arithmetic on the same two values gives the same bits."""
+    """A recipe is enough: the same arithmetic on the same two values gives the same bits."""
     federation = trained(FedCSD(), rounds=1)
     before = federation.server.teacher
     federation.step()

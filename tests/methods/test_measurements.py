@@ -1,4 +1,4 @@
-"""What a method measures of its clients, and under which names."""
+"""Test the measurements that a method takes at its clients, and their names."""
 
 import re
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""One grammar for a method's name: NAME[:PRESET][:OPTION=VALUE]…, wherever a method is named."""
+"""Test the grammar of a method's name, which is the same everywhere: NAME[:PRESET][:OPTION=VALUE]…"""
 
 from dataclasses import fields
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Methods in a file, in a module, or installed as a package: found by name, with one line for every mistake."""
+"""Test methods in a file, in a module, or in an installed package: each is found by name, and mistakes are told in one line."""
 
 import os
 import subprocess

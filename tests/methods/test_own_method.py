@@ -160,7 +160,7 @@ def test_two_trainings_of_a_client_in_a_round_see_different_batches() -> None:
 
 
 class Lost(FedAvg):
-    """Its server makes a model that is of no use, in its second round."""
+    """A method whose server makes a model that is not finite in its second round."""
 
     def round(self, server: Server, ask: Ask) -> None:
         flat = weighted_mean(ask(self.train, weights=server.weights)).flat
@@ -239,7 +239,7 @@ def test_a_model_that_assigns_its_buffers_is_averaged_all_the_same() -> None:
 
 
 class Unsaved(torch.nn.Module):
-    """Keeps a mean that is not saved, and counts batches in a new tensor each time."""
+    """A model that keeps a mean that is not saved, and counts batches in a new tensor each time."""
 
     def __init__(self) -> None:
         super().__init__()

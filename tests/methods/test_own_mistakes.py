@@ -1,4 +1,4 @@
-"""Mistakes in a method of one's own: each is told in plain words, with its place where there is one."""
+"""Test that every mistake in a user's method is told in plain words and with its place."""
 
 import json
 import warnings
@@ -133,7 +133,7 @@ def test_a_full_gpu_is_no_mistake_of_the_method(monkeypatch: pytest.MonkeyPatch)
 
 
 def made(**functions: Callable[..., Any]) -> FedAvg:
-    """A method with these functions."""
+    """Return a method with these functions."""
     for name, function in functions.items():
         function.__name__ = name
     method: FedAvg = type("Mine", (FedAvg,), functions)()

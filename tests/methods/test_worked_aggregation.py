@@ -1,4 +1,4 @@
-"""How servers put local models together, worked out by hand on the toy federation of `worked.py`."""
+"""Check by hand how servers aggregate local models, on the toy federation of `helpers/worked.py`."""
 
 from math import sqrt
 from typing import Any

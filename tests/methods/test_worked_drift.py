@@ -1,4 +1,4 @@
-"""Methods that correct client drift, worked out by hand on the toy federation of `worked.py`."""
+"""Check by hand the methods that correct client drift, on the toy federation of `helpers/worked.py`."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ ONE_AND_TWO = {"batch_size": 2}  # client 1's three samples make two batches, cl
 
 @pytest.fixture
 def without_client_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Client 0 sits out the second round of three."""
+    """Client 0 does not take part in the second round of three."""
     monkeypatch.setattr(
         "fedcsd.federation.rounds.cohort", lambda settings, round: [[0, 1], [1], [0, 1]][round]
     )

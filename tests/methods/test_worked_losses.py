@@ -1,4 +1,4 @@
-"""The losses of all methods: numbers worked out by hand, a few lines of NumPy, finite differences."""
+"""Compare the losses of all methods with numbers worked out by hand, NumPy, and finite differences."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -29,7 +29,7 @@ Array = np.ndarray
 
 @dataclass(frozen=True)
 class Case:
-    """A batch in NumPy: logits z and features h of the student, of the frozen networks, prototypes."""
+    """A batch in NumPy has logits z and features h of the student and of the frozen networks, and prototypes."""
 
     z: Array
     h: Array
@@ -58,7 +58,7 @@ class Case:
 
 
 def loss(method: Any, case: Case, dtype: torch.dtype = torch.float64) -> tuple[float, Array, Array]:
-    """The method's loss, and its gradients with respect to logits and features."""
+    """Return the method's loss, and its gradients with respect to logits and features."""
     z, h = (torch.tensor(a, dtype=dtype, requires_grad=True) for a in (case.z, case.h))
     tz, th, ph = (torch.tensor(a, dtype=dtype) for a in (case.teacher_z, case.teacher_h, case.previous_h))
     frozen = {"global": Outputs(tz, th), "teacher": Outputs(tz, th), "previous": Outputs(-tz, ph)}
@@ -102,7 +102,7 @@ def not_true(z: Array, y: Array) -> Array:
 
 
 def csd(c: Case, at: Case) -> Array:
-    """FedCSD's term with τ = 4; its target is made from the logits of `at` and is a constant."""
+    """Compute FedCSD's term with τ = 4; its target is made from the logits of `at` and is a constant."""
     delta = softmax(cosine(at.z[:, None, :], c.logit_prototypes[None]))
     kept = softmax(c.teacher_z)[np.arange(len(c.y)), c.y] > 1 / c.z.shape[1]
     return kept * 16 * -(softmax(delta * c.teacher_z / 4) * log_softmax(c.z / 4)).sum(1)

@@ -1,4 +1,4 @@
-"""Which models and prototypes a loss is given, worked out by hand: teachers, the round's global model,
+"""Check by hand which models and prototypes a loss is given: teachers, the round's global model,
 a client's previous model, global prototypes. Losses are replaced by quadratics (see `worked.py`)."""
 
 from typing import Any
@@ -89,7 +89,7 @@ def test_fedgkd_s_mean_is_over_as_many_models_as_there_are() -> None:
 
 
 class Loud(Toy):
-    """Says its buffer where it is not in training: frozen networks add it to their logits."""
+    """A model that adds its buffer to its logits outside of training, as frozen networks do."""
 
     def forward(self, x: Tensor) -> Tensor:
         logits = super().forward(x)
@@ -146,7 +146,7 @@ class Scale(nn.Module):
 
 
 class Rising(FedProto):
-    """Gradient of a: minus the mean of x (1 + P_y), where P_y is 0 if there is no such prototype."""
+    """The gradient of a is minus the mean of x (1 + P_y), where P_y is 0 if there is no such prototype."""
 
     def loss(self, batch: Batch) -> Tensor:
         height = torch.ones(len(batch.labels))

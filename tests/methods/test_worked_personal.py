@@ -1,4 +1,4 @@
-"""Personalised methods by named tensors: what travels, what stays, and what a client uses for itself."""
+"""Test personalised methods tensor by tensor: which are sent, which stay, and which a client uses for itself."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ TARGETS = torch.tensor([3.0, -1.0])
 
 
 def first_logit(cls: type, targets: Tensor = TARGETS) -> Any:
-    """The method with `1/2 · (z − t)²` of the first logit as its clients' loss; t by label."""
+    """Return the method with `1/2 · (z − t)²` of the first logit as its clients' loss; t by label."""
 
     def loss(self: Any, batch: Batch) -> Tensor:
         return 0.5 * (batch.logits[:, 0] - targets[batch.labels]).square().mean()
@@ -30,7 +30,7 @@ def first_logit(cls: type, targets: Tensor = TARGETS) -> Any:
 
 
 def numbers(values: Any) -> set[float]:
-    """Every number in a reply or a request."""
+    """Return every number in a reply or a request."""
     found: set[float] = set()
     for value in values.values():
         tensor = value.flat if isinstance(value, Weights) else torch.as_tensor(value)
@@ -144,7 +144,7 @@ def test_fedbn() -> None:
 def test_what_stays_is_in_no_reply_and_costs_nothing(
     cls: type, make: Any, rounds: int, stays: list[str], sent: tuple[float, float]
 ) -> None:
-    """In that round all numbers are different, so that none can be sent unseen."""
+    """All numbers of that round are different, so that none can be sent unseen."""
     federation, plainly = make(cls), make(FedAvg)
     for _ in range(rounds):
         federation.step()

@@ -1,4 +1,4 @@
-"""Outputs of every built-in model, recorded once: padding, activations, BatchNorm's eps and momentum cannot change.
+"""Compare outputs of every built-in model with recorded ones, which fix padding, activations and BatchNorm's constants.
 
 Parameters are a fixed function of their place, so no random number generator takes part. Computed in float64, the
 outputs differ between machines by less than 10⁻⁹ of themselves, and by more than 10⁻⁶ with any of these faults.
@@ -18,14 +18,14 @@ from fedcsd.models.simple_cnn import simple_cnn
 
 
 def scattered(count: int, seed: int) -> Tensor:
-    """Numbers between -1/2 and 1/2 that look random."""
+    """Return numbers between -1/2 and 1/2 that look random."""
     place = torch.arange(65537)  # a prime, after which they repeat
     once = ((place * place + 31 * seed * place + 7 * seed) % 65537).double() / 65537 - 0.5
     return once.repeat(-(-count // 65537))[:count]
 
 
 def filled(make: Callable[..., nn.Module], shape: tuple[int, ...]) -> nn.Module:
-    """The model in float64 with scattered parameters: fan-in scaled weights, norms about 0.1 and biases about 0."""
+    """Return the model in float64 with scattered parameters: weights scaled by fan-in, norms about 0.1, biases about 0."""
     with torch.device("meta"):
         model = make(shape, 5).double()
     model.to_empty(device="cpu")
@@ -42,7 +42,7 @@ def filled(make: Callable[..., nn.Module], shape: tuple[int, ...]) -> nn.Module:
 
 
 def outputs(make: Callable[..., nn.Module], shape: tuple[int, ...]) -> list[float]:
-    """Three logits of a training step, and the same three with the running statistics after it."""
+    """Return three logits of a training step, and the same three with the running statistics after it."""
     model = filled(make, shape)
     count = 4
     images = scattered(count * torch.Size(shape).numel(), 99).view(count, *shape)

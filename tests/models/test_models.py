@@ -1,4 +1,4 @@
-"""The networks: their sizes against the published ones, and what training asks of them."""
+"""Test the networks: their published sizes, and their behaviour in training."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -40,7 +40,7 @@ EVERY = [
 
 
 def empty(make: Make, shape: tuple[int, ...], classes: int, **options: Any) -> nn.Module:
-    """The model without numbers in it: quick, and enough for shapes and counts."""
+    """Return the model without numbers in it, which is quick and enough for shapes and counts."""
     with torch.device("meta"):
         return make(shape, classes, **options)
 
@@ -117,7 +117,7 @@ def test_pooling_to_six_by_six_is_pytorchs(height: int, width: int) -> None:
 
 @pytest.mark.parametrize(("make", "shape", "features"), EVERY)
 def test_logits_and_features(make: Make, shape: tuple[int, ...], features: int) -> None:
-    """Looked at without numbers in train and eval mode; `Network` itself on real ones below."""
+    """Shapes are those expected in train and eval mode."""
     model = empty(make, shape, 7)
     zeros = torch.zeros(2, *shape, device="meta")
     classifier = find_classifier(model, zeros)
@@ -128,7 +128,7 @@ def test_logits_and_features(make: Make, shape: tuple[int, ...], features: int) 
 
 
 def without_gradient(network: Network) -> list[str]:
-    """Names of the parameters whose gradient is zero all over."""
+    """Return the names of the parameters whose gradient is zero all over."""
     whole = torch.cat([network.gradient, torch.zeros(network.layout.size - network.layout.trainable)])
     trained = {name for name, p in network.module.named_parameters() if p.requires_grad}
     return [n for n, g in network.layout.split(whole).items() if n in trained and not g.any()]
@@ -138,7 +138,7 @@ def without_gradient(network: Network) -> list[str]:
 def test_one_sample_trains_and_gradients_reach_every_parameter(
     make: Make, shape: tuple[int, ...], features: int
 ) -> None:
-    """Of one sample, with BatchNorm's running statistics: batch statistics would cancel a bias before them."""
+    """BatchNorm uses its running statistics here: those of a batch would cancel a bias before it."""
     network = Network(seeded(make, shape, 7), torch.zeros(2, *shape))
     assert network.classifier is network.module.classifier
     before = network.weights().flat
@@ -163,7 +163,7 @@ def test_gradients_of_a_batch_reach_every_parameter(make: Make) -> None:
 
 
 def test_a_step_down_the_gradient_lowers_the_loss() -> None:
-    """In-place operations spoil no gradient: the loss falls by what its slope says."""
+    """In-place operations do not spoil a gradient: the loss falls as its slope predicts."""
     x, labels = images(4, 3, 16, 16).double(), torch.arange(4)
     network = Network(seeded(resnet18, (3, 16, 16), 5).double(), x)
     network.train()

@@ -1,4 +1,4 @@
-"""A model of one's own, by its file or its module: found, told apart by version, and found again elsewhere."""
+"""Test a user's model, by its file or its module: it is found, told apart by version, and found again elsewhere."""
 
 import sys
 import warnings

@@ -1,4 +1,4 @@
-"""The FedCSD loss against an independent NumPy version, worked numbers and its own symmetries."""
+"""Compare the FedCSD loss with an independent NumPy version, numbers worked out by hand and its symmetries."""
 
 from math import exp, log
 from typing import Any
@@ -190,7 +190,7 @@ def test_similarity_scale_makes_the_mean_weight_one() -> None:
 
 
 def test_weights_where_one_class_is_alike_and_all_others_opposite() -> None:
-    """No weight can be further from the others than here: cosines 1 and -1, which makes targets flat."""
+    """The largest weight is that for cosines 1 and -1, which makes targets flat."""
     z = torch.tensor([[3.0, -4.0]], dtype=torch.float64)
     prototypes = torch.cat([0.1 * z, *[-7 * z] * 9])
     expected = [exp(2) / (exp(2) + 9), *[1 / (exp(2) + 9)] * 9]

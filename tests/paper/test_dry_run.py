@@ -1,4 +1,4 @@
-"""What `fedcsd reproduce` says before anything is trained: what it refuses, expects and was asked for."""
+"""Test the output of `fedcsd reproduce` before anything is trained: refusals, expected time, and the plan."""
 
 from dataclasses import replace
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`fedcsd reproduce --jobs`: the other processes."""
+"""Test the other processes of `fedcsd reproduce --jobs`."""
 
 import os
 import re
@@ -27,7 +27,7 @@ if any("spawn_main" in argument for argument in sys.orig_argv):
 
 @pytest.fixture
 def started(tmp_path: Path) -> Iterator[Callable[..., Started]]:
-    """Starts `fedcsd reproduce` with two processes, and waits until the other one is there."""
+    """Start `fedcsd reproduce` with two processes, and wait until the second one is there."""
     groups = []
 
     def start(env: Mapping[str, str]) -> Started:
@@ -76,7 +76,7 @@ def test_ctrl_c_while_other_processes_start_is_one_line(
 
 
 def test_no_process_goes_on_alone(tmp_path: Path, started: Callable[..., Started]) -> None:
-    """Where the first is killed, the other ends too, and the run that it was training can be taken up."""
+    """The other process ends if the first is killed, and its run can be taken up."""
     process, other = started({})
     waited(lambda: len([*tmp_path.glob("**/metrics.jsonl")]) == 2)
     (log,) = tmp_path.glob("**/logs/job-2.log")

@@ -1,4 +1,4 @@
-"""The arithmetic of the paper's tables, against numbers worked out by hand."""
+"""Compare the arithmetic of the paper's tables with numbers worked out by hand."""
 
 import math
 from dataclasses import replace
@@ -207,7 +207,7 @@ def test_the_text_of_a_cell() -> None:
 
 
 def test_a_table_that_repeats_the_paper_holds_in_every_order() -> None:
-    """Measured numbers as printed: every order holds, and no cell differs."""
+    """With measured numbers as printed, every order holds and no cell differs."""
     for name in ("table1", "table2", "table3", "table4"):
         exhibit = EXHIBITS[name]
         parts = []

@@ -1,4 +1,4 @@
-"""`fedcsd reproduce --no-train`: tables of the runs that are there, wherever the data is."""
+"""Test `fedcsd reproduce --no-train`, which makes tables of existing runs without their data."""
 
 from pathlib import Path
 from typing import Any

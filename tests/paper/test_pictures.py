@@ -1,4 +1,4 @@
-"""Pictures of `fedcsd reproduce`, and the tables of what they show."""
+"""Test the pictures of `fedcsd reproduce`, and the tables of their numbers."""
 
 import csv
 import json

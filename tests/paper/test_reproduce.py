@@ -1,4 +1,4 @@
-"""`fedcsd reproduce`: every table and figure at smoke scale, kept runs, interruptions, wrong input."""
+"""Test `fedcsd reproduce`: every table and figure at smoke scale, kept runs, interruptions, wrong input."""
 
 import csv
 import json
@@ -35,7 +35,7 @@ LATER = {"drift": "fedcsd.results.analysis.drift", "tsne": "fedcsd.results.analy
 
 
 class Counted(Progress):
-    """Counts the runs that are started."""
+    """Count the runs that are started."""
 
     def __init__(self, when: int = 0):
         self.labels: list[str] = []
@@ -47,7 +47,7 @@ class Counted(Progress):
 
 
 class Stop(Callbacks):
-    """Ctrl-C after the first round."""
+    """Raise KeyboardInterrupt after the first round, as Ctrl-C does."""
 
     def round(self, record: Any, rounds: int) -> None:
         raise KeyboardInterrupt
@@ -65,7 +65,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def make(out: Path) -> Callable[..., Made]:
-    """Makes one table or figure; all of this file share their runs."""
+    """Make one table or figure; all tests of this file share their runs."""
 
     def make(name: str, **more: Any) -> Made:
         return reproduce([name], choices(), out, **more)[0]
@@ -280,7 +280,7 @@ def test_ctrl_c_and_several_processes(tmp_path: Path, fedcsd: Fedcsd) -> None:
 
 
 def test_domains_and_pools_of_office_caltech(tmp_path: Path) -> None:
-    """A folder like Office-Caltech-10: columns are domains, both pools are trained, the nearer one is named."""
+    """With a folder like Office-Caltech-10, columns are domains, both pools are trained, and the nearer one is named."""
     random = np.random.default_rng(0)
     for domain in PRINTED["table2"]["columns"][:-1]:
         for number in range(80):

@@ -1,4 +1,4 @@
-"""How large the runs are, how long they take, and who shares a GPU."""
+"""Test the scales of runs: their sizes, their expected time, and the sharing of a GPU."""
 
 import pytest
 

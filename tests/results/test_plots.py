@@ -1,4 +1,4 @@
-"""Curves of any measurement: which runs are one line, how they are called, and where rounds lie."""
+"""Test curves of any measurement: which runs make one line, its label, and the positions of rounds."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""Progress as a person sees it, on a terminal and in a log."""
+"""Test progress as a person sees it, on a terminal and in a log."""
 
 import io
 import re

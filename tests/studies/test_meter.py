@@ -1,4 +1,4 @@
-"""The clock of studies/scale.py: where the seconds of a round are said to go."""
+"""Test the clock of studies/scale.py, which splits the seconds of a round."""
 
 import pytest
 from meter import Meter, Phase
@@ -7,7 +7,7 @@ from fedcsd.experiments import running as jobs
 
 
 def test_a_phase_is_taken_apart() -> None:
-    """Two lanes, worked out by hand."""
+    """The seconds of two lanes are those worked out by hand."""
     phase = Phase(2, began=0.0, ended=10.0)
     phase.work[1] = [(1.0, 4.0), (5.0, 9.0)]
     phase.work[2] = [(1.0, 6.0)]

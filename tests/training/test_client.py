@@ -1,4 +1,4 @@
-"""The local training loop against plain PyTorch, and a federation small enough to work out by hand."""
+"""Compare the local training loop with plain PyTorch, and with a federation worked out by hand."""
 
 import copy
 
@@ -161,7 +161,7 @@ def test_training_depends_on_seed_round_and_client_only() -> None:
 
 
 def test_frozen_outputs_are_looked_up_by_row() -> None:
-    """What a loss is given for a frozen network is that network's output on the batch's own images."""
+    """A loss is given a frozen network's outputs on the batch's own images."""
     experiment = small(FedAvg())
     worker = experiment.worker()
     client = Client(worker.workspace, 0, 0)
@@ -255,7 +255,7 @@ def test_drift_is_measured_against_the_round_s_start() -> None:
 
 
 def test_a_workspace_is_the_only_place_with_networks() -> None:
-    """Nothing grows with the number of clients: one student and one frozen copy serve them all."""
+    """There is one student and one frozen copy for any number of clients."""
     experiment = small(fedcsd.FedCSD(), clients=10)
     worker = experiment.worker()
     request = {"weights": experiment.weights, "teacher": experiment.weights, "prototypes": torch.zeros(3, 3)}

@@ -1,4 +1,4 @@
-"""What a training step does besides the model, in C: cross-entropy, the optimizer, the images of a batch."""
+"""Test the C code of a training step besides the model: cross-entropy, the optimizer, the images of a batch."""
 
 import numpy as np
 import pytest
@@ -100,7 +100,7 @@ def test_bytes_become_the_same_numbers_either_way(shape: tuple[int, ...]) -> Non
 
 @pytest.mark.parametrize("size", [0, 100, 1 << 20])
 def test_a_message_arrives_as_it_was_sent(size: int) -> None:
-    """In shared memory, in one too small for it, and without any."""
+    """Values are passed through shared memory, with too little of it, and without any."""
     layout = Layout(("w",), ((50,),), 50)
     shared = frames.Shared(size) if size else None
     weights = Weights(layout, torch.randn(50), recipe=(3, 4, 0.5))

@@ -1,4 +1,4 @@
-"""What tests of data on disk need: a cache of their own, and MNIST in small."""
+"""Fixtures for tests of data on disk: they have a cache of their own, and a small MNIST."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 @pytest.fixture
 def mnist_folder(tmp_path: Path) -> Path:
-    """Small files of MNIST's schema on the hub."""
+    """Write small files that have the schema of MNIST on the hub."""
     write_parquet(
         tmp_path / "mnist/train-00000-of-00001.parquet", pictures(60), {"label": np.arange(60) % 10}
     )

@@ -1,4 +1,4 @@
-"""The cache of decoded data: read once, made anew when files change, never half written."""
+"""Test the cache of decoded data: it is read once, made anew when files change, and never half written."""
 
 import subprocess
 import sys

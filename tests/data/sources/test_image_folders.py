@@ -1,4 +1,4 @@
-"""Folders of images: classes, domains, and what is wrong with them."""
+"""Test folders of images: their classes, their domains, and messages about mistakes."""
 
 import warnings
 from pathlib import Path

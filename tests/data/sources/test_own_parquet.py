@@ -1,4 +1,4 @@
-"""Someone's own parquet files: columns, splits, and what is wrong with them."""
+"""Test a user's parquet files: columns, splits, and messages about mistakes."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A GPU trains what the CPU trains: every engine, within rounding. Left out where there is no GPU."""
+"""Test that every engine on a GPU trains what the CPU trains, up to rounding."""
 
 import math
 from pathlib import Path
@@ -35,7 +35,7 @@ def steps(federation: Federation) -> None:
 
 
 def apart(one: Federation, other: Federation) -> float:
-    """How far two results lie from each other, in units of the way from the start."""
+    """Return the distance of two results, as a share of the way from the start."""
     start = one.experiment.weights.flat
     mine, yours = (some.server.weights.flat.cpu() for some in (one, other))
     return float((mine - yours).norm() / (mine - start).norm())
@@ -125,7 +125,7 @@ def test_a_client_keeps_its_lane_and_no_lane_is_left_over() -> None:
 
 
 class Looking(FedAvg):
-    """Its loss looks at its own numbers."""
+    """A method whose loss uses its own numbers."""
 
     def loss(self, batch: Batch) -> Tensor:
         loss = F.cross_entropy(batch.logits, batch.labels)
@@ -225,7 +225,7 @@ def test_a_model_that_assigns_its_buffers_is_recorded_right() -> None:
 
 
 class Given(FedAvg):
-    """Gives a number of its own for each round and client, from the CPU."""
+    """A method that gives the loss another number from the CPU in each round and for each client."""
 
     def train(self, client: Client, weights: Any) -> Any:
         number = torch.tensor(client.round / 10 + client.number)
@@ -260,7 +260,7 @@ def test_the_server_draws_the_same_with_every_engine_and_leaves_no_trace() -> No
 
 
 class Counting(Method):
-    """Clients that count their trainings, in place."""
+    """A method in which each client counts its trainings, in place."""
 
     def round(self, server: Any, ask: Any) -> None:
         server.weights = weighted_mean(ask(self.train, weights=server.weights))

@@ -1,4 +1,4 @@
-"""A GPU that is full, shared, or interrupted. Left out where there is no GPU."""
+"""Test a GPU that is full, shared, or interrupted."""
 
 import gc
 import time

@@ -1,4 +1,4 @@
-"""Real worker processes: any number of them gives the same bits, and one that dies is replaced."""
+"""Test worker processes: any number of them gives the same bits, and one that dies is replaced."""
 
 import gc
 import os
@@ -52,7 +52,7 @@ def test_one_two_and_five_workers_give_the_same_bytes(tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Deadly(FedAvg):
-    """Kills its worker a given number of times when it comes to one client."""
+    """A method that kills its worker a given number of times at one client."""
 
     folder: str = option("", "where to note each death")
     times: int = option(0, "how often to die")
@@ -126,7 +126,7 @@ def test_replies_left_over_from_a_request_given_up_are_ignored(clients: int) -> 
 
 
 def test_spawned_workers_do_the_same_as_forked_ones() -> None:
-    """Where processes cannot be forked they are started anew and are sent what they need."""
+    """Processes that cannot be forked are started anew and are sent all that they need."""
     experiment = small(fedcsd.FedCSD())
     request = Request(
         0, "train", {"weights": experiment.weights, "teacher": experiment.weights, "prototypes": torch.eye(3)}
@@ -236,7 +236,7 @@ def test_clients_return_to_the_lane_that_knows_their_teacher() -> None:
 
 
 def test_forked_after_threads_and_gradients_in_the_parent() -> None:
-    """As in a notebook: other training and threads in the same process do no harm."""
+    """Other training and threads in the same process do no harm, as in a notebook."""
     threading.Thread(target=lambda: time.sleep(1), daemon=True).start()
     weight = torch.randn(200, 200, requires_grad=True)
     (weight @ weight).sum().backward()
@@ -245,7 +245,7 @@ def test_forked_after_threads_and_gradients_in_the_parent() -> None:
 
 
 def test_the_device_backend_gives_what_lanes_give() -> None:
-    """On the CPU the two differ in nothing; on a GPU only in the last digits."""
+    """Results on a GPU may differ from the CPU's in the last digits only."""
     experiment = small(fedcsd.FedCSD(), holdout=0.2)
     lanes = LocalBackend(experiment.worker(), experiment.network.layout, 2)
     device = DeviceBackend(experiment.worker())
@@ -271,7 +271,7 @@ def test_a_gpu_agrees_with_the_cpu() -> None:
 
 @dataclass(frozen=True)
 class Collecting(FedAvg):
-    """Measures how many objects, shared with the main process, its collector leaves alone."""
+    """A method that measures how many objects, shared with the main process, its collector leaves alone."""
 
     def train(self, client: Client, weights: Weights) -> Values:
         client.note("frozen", torch.tensor([float(gc.get_freeze_count())]))

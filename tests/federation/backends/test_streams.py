@@ -1,4 +1,4 @@
-"""What shares a GPU's process: who draws from its generators, who trains which client, who replays."""
+"""Test what lanes share in a GPU's process: random generators, the clients to train, and replays."""
 
 import threading
 import time
@@ -52,7 +52,7 @@ def test_the_server_draws_the_same_wherever_the_clients_are() -> None:
 
 
 class Drawing(FedAvg):
-    """Draws before training, or after it."""
+    """A method that draws before or after training."""
 
     before = True
 
@@ -117,7 +117,7 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> Launcher:
 
 
 def told(launcher: Launcher, graph: Graph, times: int = 1) -> list[str]:
-    """What whoever waits for a replay is told; in a list that is filled when the wait is over."""
+    """Return a list that is filled with the answer when the wait for a replay is over."""
     found: list[str] = []
 
     def run() -> None:
@@ -184,7 +184,7 @@ def test_an_interrupted_replay_does_not_go_on(launcher: Launcher) -> None:
 
 
 class Slow(FedAvg):
-    """Its client half takes its time before it trains, in the first round."""
+    """A method whose client half waits before it trains in the first round."""
 
     started = threading.Event()
 

@@ -1,4 +1,4 @@
-"""Drift within a round: its numbers, that looking on changes nothing, and what is forgotten."""
+"""Test drift and forgetting within a round: their numbers, and that observation changes nothing."""
 
 import json
 from dataclasses import replace
@@ -67,7 +67,7 @@ def log_softmax(z: Any) -> Any:
 
 
 def by_numpy(weights: Any, x: Any) -> tuple[Any, Any]:
-    """Features and logits of `network()`."""
+    """Return features and logits of `network()`."""
     w1, b1, w2, b2 = (
         weights.named()[name].double().numpy() for name in ("0.weight", "0.bias", "2.weight", "2.bias")
     )

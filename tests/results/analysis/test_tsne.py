@@ -1,4 +1,4 @@
-"""Features in the plane: seeded, shaped, and the numbers beside them; and the commands on a small run."""
+"""Test features in the plane: seeds, shapes, scores, and the commands on a small run."""
 
 import json
 from dataclasses import replace
@@ -21,7 +21,7 @@ from helpers.program import Fedcsd
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A FedAvg and a FedCSD run on digits."""
+    """Train FedAvg and FedCSD on digits."""
     folder = tmp_path_factory.mktemp("runs")
     for method in ("fedavg", "fedcsd"):
         package.run(

@@ -1,4 +1,4 @@
-"""The report: the numbers in it, what it makes of runs that are not as they should be, and that names are text."""
+"""Test the report: its numbers, damaged runs, and names that look like code."""
 
 import base64
 import html

@@ -1,4 +1,4 @@
-"""The report in a real browser: Debian's chromium, without a window."""
+"""Test the report in a real browser, Debian's chromium without a window."""
 
 import json
 import re
@@ -52,7 +52,7 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
 
 @pytest.fixture
 def browser(chromium: Chrome) -> Iterator[Chrome]:
-    """A wide, light window. At the end of each test the console must be empty."""
+    """Give a wide, light window; after each test its console must be empty."""
     look(chromium, 1400)
     chromium.get_log("browser")
     yield chromium
@@ -228,7 +228,7 @@ def test_runs_without_anything_to_draw(browser: Chrome, tmp_path: Path) -> None:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
-    """Starts `fedcsd …` in an empty folder, and ends it with the test."""
+    """Start `fedcsd …` in an empty folder, and end it with the test."""
     running: list[subprocess.Popen[str]] = []
 
     def call(*arguments: str) -> "subprocess.Popen[str]":
@@ -277,7 +277,7 @@ def test_the_live_page_follows_a_run(
 
 
 def test_charts_fit_after_the_window_has_changed(browser: Chrome, compared: Path) -> None:
-    """Lines lie where the axes say, whatever happened to the window in between."""
+    """Lines have the positions that the axes say, whatever happened to the window before."""
     open_page(browser, compared)
     for width, dark in ((900, True), (500, False), (1300, True), (1400, False)):
         look(browser, width, dark)

@@ -1,4 +1,4 @@
-"""The report's table: which methods are compared with which."""
+"""Test the report's table: which methods it compares with which."""
 
 from pathlib import Path
 

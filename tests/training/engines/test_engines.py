@@ -76,14 +76,14 @@ def test_more_clients_than_are_stacked_at_once(monkeypatch: pytest.MonkeyPatch) 
 
 
 class Mixing(FedAvg):
-    """Its loss is one number a sample, but of the whole batch: what stacking cannot do."""
+    """A method whose loss is one number a sample but uses the whole batch, which cannot be stacked."""
 
     def loss(self, batch: Batch) -> Tensor:
         return batch.cross_entropy + batch.logits.mean(0).square().sum()
 
 
 class Caught(Exception):
-    """Carries the task of a client that should have trained."""
+    """An exception that carries the task of a client that should have trained."""
 
 
 class Catch:
@@ -124,7 +124,7 @@ def test_a_schedule_goes_through_every_sample_once_an_epoch() -> None:
 
 
 class Mean(FedAvg):
-    """Gives the mean of the loss, which cannot leave samples out."""
+    """A method that gives the mean of the loss, which cannot leave samples out."""
 
     def loss(self, batch: Batch) -> Tensor:
         return F.cross_entropy(batch.logits, batch.labels)
