@@ -26,7 +26,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.clientapp import ClientApp
 
-from fedcsd.deploy.client import answer
+from fedcsd.deploy.node.client import answer
 
 
 def spoiled(message, context, call_next):

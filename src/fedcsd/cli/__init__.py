@@ -1,4 +1,4 @@
-"""The commands of the program, a file for each group; options are made from the settings.
+"""The commands of the program belong here, a file each; a command reads its options, calls one function and prints.
 
-Not here: what a command does (experiments/, results/, paper/, deploy/).
+What a command does belongs to experiments/, results/, paper/ and deploy/.
 """

@@ -1,4 +1,4 @@
-"""`fedcsd compare`: several methods on the same federation, side by side."""
+"""Put several methods on the same federation side by side (`fedcsd compare`)."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""`fedcsd deploy`: the same methods over Flower, on one machine or across sites."""
+"""Run the same methods over Flower, on one machine or across sites (`fedcsd deploy`)."""
 
 import json
 import shlex

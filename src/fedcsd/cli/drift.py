@@ -1,4 +1,4 @@
-"""`fedcsd drift`: how far local models move away from the global one in a round."""
+"""Measure how far local models move away from the global one in a round (`fedcsd drift`)."""
 
 from pathlib import Path
 from typing import Any

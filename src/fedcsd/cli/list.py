@@ -1,4 +1,4 @@
-"""`fedcsd list`: methods, datasets, models and partitions, with their options."""
+"""List methods, datasets, models and partitions with their options (`fedcsd list`)."""
 
 import inspect
 import sys

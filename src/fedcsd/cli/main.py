@@ -1,4 +1,4 @@
-"""The program: its commands, and the one line and exit status for what goes wrong.
+"""Assemble the program from its commands, and turn errors into one line and an exit status.
 
 Nothing here imports torch before a command needs it.
 """
@@ -40,7 +40,7 @@ click.rich_click.MAX_WIDTH = 110
 @click.version_option(__version__, prog_name="fedcsd")
 @click.option("--debug", is_flag=True, help="show the traceback of an error (also after a command)")
 def cli(debug: bool) -> None:
-    """Federated learning on skewed data: FedCSD and the methods it is compared with.
+    """Compare FedCSD with other methods of federated learning on skewed data.
 
     [bold]fedcsd run[/bold] trains one federation, [bold]fedcsd compare[/bold] several methods on the same one. Both need nothing but this
     package: the data set [bold]digits[/bold] comes with it.

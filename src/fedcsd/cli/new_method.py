@@ -1,4 +1,4 @@
-"""`fedcsd new-method`: a file to start your own method from."""
+"""Write a file to start your own method from (`fedcsd new-method`)."""
 
 import ast
 import builtins

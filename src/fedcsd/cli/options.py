@@ -1,4 +1,4 @@
-"""Command-line options made from the descriptions of the settings."""
+"""Make command-line options from the descriptions of the settings."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields

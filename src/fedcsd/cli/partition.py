@@ -1,4 +1,4 @@
-"""`fedcsd partition`: the samples that each client would hold."""
+"""Show the samples that each client would hold (`fedcsd partition`)."""
 
 from pathlib import Path
 from typing import Any

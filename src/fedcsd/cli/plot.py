@@ -1,4 +1,4 @@
-"""`fedcsd plot`: what runs recorded, as a picture."""
+"""Draw what runs recorded (`fedcsd plot`)."""
 
 from pathlib import Path
 

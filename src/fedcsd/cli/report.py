@@ -1,4 +1,4 @@
-"""`fedcsd report`: a page with everything that runs recorded."""
+"""Write a page with everything that runs recorded (`fedcsd report`)."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`fedcsd reproduce`: the paper's tables and figures, measured beside what the paper prints."""
+"""Make the paper's tables and figures, beside what the paper prints (`fedcsd reproduce`)."""
 
 import re
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`fedcsd resume`: continue a run that was cut off, or train a finished one for longer."""
+"""Continue a run that was cut off, or train a finished one for longer (`fedcsd resume`)."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""`fedcsd run`: train one federation."""
+"""Train one federation (`fedcsd run`)."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any

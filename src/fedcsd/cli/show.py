@@ -1,4 +1,4 @@
-"""`fedcsd show`: the results of a run or a comparison, and the lines that other commands end with."""
+"""Show the results of a run or a comparison (`fedcsd show`), for other commands too."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Arguments and options that several commands on trained runs share, and the folder for their output."""
+"""Share arguments, options and the output folder among commands on trained runs."""
 
 import os
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""`fedcsd tsne`: the features of test images in the plane."""
+"""Draw the features of test images in the plane (`fedcsd tsne`)."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`fedcsd watch`: a run in the browser while it trains."""
+"""Follow a run in the browser while it trains (`fedcsd watch`)."""
 
 from pathlib import Path
 

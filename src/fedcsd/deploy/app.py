@@ -13,7 +13,7 @@ PACKAGE = "fedcsd_app"
 MODULES = ("__init__", "server_app", "client_app")
 SERVER = '''"""The server's part: the round loop of fedcsd, in the place where Flower starts it."""
 
-from fedcsd.deploy.server import app
+from fedcsd.deploy.server.serve import app
 
 __all__ = ["app"]
 '''
@@ -22,12 +22,12 @@ CLIENT = '''"""The part that runs at each site.
 Flower's mods for clipping or noise go around training like this; set mods = true in pyproject.toml as well:
 
     from flwr.clientapp.mod import LocalDpMod
-    from fedcsd.deploy.client import make_app
+    from fedcsd.deploy.node.client import make_app
 
     app = make_app(mods=[LocalDpMod(clipping_norm=1.0, sensitivity=1.0, epsilon=10.0, delta=1e-5)])
 """
 
-from fedcsd.deploy.client import app
+from fedcsd.deploy.node.client import app
 
 __all__ = ["app"]
 '''
