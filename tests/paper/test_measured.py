@@ -13,7 +13,7 @@ from fedcsd.errors import Divergence
 from fedcsd.experiments.recorded import Change
 from fedcsd.experiments.running import Run
 from fedcsd.paper.exhibits import EXHIBITS, NAMES, PRINTED, Cell, Exhibit, Part, Point
-from fedcsd.paper.measured import MEASURES, Measured, Result, apart, best_in, measure, nearer_pool, order_of
+from fedcsd.paper.measured import Measured, Result, apart, best_in, curve, measure, nearer_pool, order_of
 from fedcsd.paper.report import (
     Report,
     cell_text,
@@ -86,11 +86,11 @@ def test_what_is_missing_diverged_or_blown_up_is_not_whole() -> None:
 
 def test_other_measures() -> None:
     history = [record(0.5, domain_accuracy={"dslr": 0.25}, domain_mean=0.3, wrong_filtered=0.9), record(0.6)]
-    assert MEASURES["megabytes"](history) == [4, 8]
-    assert MEASURES["dslr"](history)[0] == 25
-    assert math.isnan(MEASURES["dslr"](history)[1])
-    assert MEASURES["average"](history) == pytest.approx([30, 60])  # without domains the test accuracy
-    assert MEASURES["wrong_filtered"](history)[0] == 90
+    assert curve("megabytes", history) == [4, 8]
+    assert curve("dslr", history)[0] == 25
+    assert math.isnan(curve("dslr", history)[1])
+    assert curve("average", history) == pytest.approx([30, 60])  # without domains the test accuracy
+    assert curve("wrong_filtered", history)[0] == 90
 
 
 def test_a_final_round_without_a_value_has_none() -> None:

@@ -17,7 +17,7 @@ from fedcsd.errors import UserError
 from fedcsd.experiments.running import Run, load_run
 from fedcsd.files import write_whole
 from fedcsd.paper.exhibits import DRIFT_METHODS, TITLES, Cell, Point
-from fedcsd.paper.measured import MEASURES, Measured, Result
+from fedcsd.paper.measured import Measured, Result, curve
 from fedcsd.paper.report import Numbers, Report
 from fedcsd.results.curves import padded
 from fedcsd.results.style import COLOURS, STYLES, save
@@ -149,7 +149,7 @@ def _zoom(axis: Axes, cells: Sequence[Cell], report: Report) -> None:
         value
         for cell in cells
         for outcome in _ended(report, cell.point)
-        for value in MEASURES[cell.measure](outcome.history)[len(outcome.history) // 10 :]
+        for value in curve(cell.measure, outcome.history)[len(outcome.history) // 10 :]
         if math.isfinite(value)
     ]
     if later:
@@ -263,7 +263,7 @@ def _ended(report: Report, point: Point) -> list[Run]:
 
 def _curves(axis: Axes, ended: Sequence[Run], measure: str, index: int, label: str) -> None:
     """Against rounds; a cross where a run diverged."""
-    runs = [MEASURES[measure](outcome.history) for outcome in ended]
+    runs = [curve(measure, outcome.history) for outcome in ended]
     if not runs:
         return
     rounds = range(1, max(map(len, runs)) + 1)
@@ -279,13 +279,13 @@ def _crosses(axis: Axes, x: Any, runs: Sequence[Sequence[float]], ended: Sequenc
 
 def _sent(ended: Sequence[Run]) -> Any:
     """Megabytes up to each round: the same for all seeds, but for clients that fail; the mean of it."""
-    return padded([MEASURES["megabytes"](outcome.history) for outcome in ended]).mean(0) if ended else []
+    return padded([curve("megabytes", outcome.history) for outcome in ended]).mean(0) if ended else []
 
 
 def _against_bytes(axis: Axes, ended: Sequence[Run], measure: str, index: int, unit: float) -> None:
     if ended:
         sent = _sent(ended) / unit
-        runs = [MEASURES[measure](outcome.history) for outcome in ended]
+        runs = [curve(measure, outcome.history) for outcome in ended]
         _band(axis, sent, runs, index, "")
         _crosses(axis, sent, runs, ended, index)
 

@@ -1,7 +1,7 @@
-"""What was measured, beside what was printed: cells over seeds, their differences, the order of methods."""
+"""The measured numbers beside the printed ones: cells over seeds, differences, the order of methods."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, combinations
 from statistics import mean, stdev
@@ -13,98 +13,78 @@ from fedcsd.paper.exhibits import OFFICE, PRINTED, Cell, Part, Point
 from fedcsd.results.rows import blown_up
 from fedcsd.results.tables import known
 
-History = Sequence[Mapping[str, Any]]
-CLASSES = {"cifar100": 100}  # of the others ten
+CLASSES = {"cifar100": 100}  # the other data sets have ten
 DOMAINS = PRINTED["table2"]["columns"][:-1]
-
-
-def _percent(key: str) -> Callable[[History], list[float]]:
-    return lambda history: [100 * _number(record.get(key)) for record in history]
-
-
-def _domain(name: str) -> Callable[[History], list[float]]:
-    return lambda history: [
-        100 * _number((record.get("domain_accuracy") or {}).get(name)) for record in history
-    ]
-
-
-def _average(history: History) -> list[float]:
-    """Mean of the domains; of data without domains, the test accuracy."""
-    return [100 * _number(record.get("domain_mean", record["test_accuracy"])) for record in history]
-
-
-def _megabytes(history: History) -> list[float]:
-    """Sent both ways, up to each round."""
-    return list(accumulate((r["bytes_up"] + r["bytes_down"]) / 1e6 for r in history))
-
-
-MEASURES: dict[str, Callable[[History], list[float]]] = {
-    "accuracy": _percent("test_accuracy"),
-    "average": _average,
-    **{name: _domain(name) for name in DOMAINS},
-    **{
-        key: _percent(key)
-        for key in ("wrong_filtered", "right_lost", "mask_rate", "teacher_accuracy", "target_entropy")
-    },
-    "megabytes": _megabytes,
-}
-"""By name: a run's records to one number a round; the last one counts."""
 HIGHER_IS_BETTER = ("accuracy", "average", *DOMAINS)
 
 
-def _number(value: float | None) -> float:
-    return math.nan if value is None else float(value)
+def curve(measure: str, history: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return a measure's number in each round; the last one is the result, and NaN is none.
+
+    Megabytes are those sent both ways up to a round. The average is that of the domains, or else the test
+    accuracy. Everything else is in percent.
+    """
+    if measure == "megabytes":
+        return list(accumulate((r["bytes_up"] + r["bytes_down"]) / 1e6 for r in history))
+    if measure in DOMAINS:
+        values = [(record.get("domain_accuracy") or {}).get(measure) for record in history]
+    elif measure == "average":
+        values = [record.get("domain_mean", record["test_accuracy"]) for record in history]
+    else:
+        name = "test_accuracy" if measure == "accuracy" else measure
+        values = [record.get(name) for record in history]
+    return [math.nan if value is None else 100 * value for value in values]
 
 
 @dataclass(frozen=True)
 class Result:
-    """One cell over the seeds; lists have one entry a seed."""
+    """A cell over the seeds; each list has an entry a seed."""
 
     cell: Cell
     seeds: tuple[int, ...]
     values: tuple[float, ...]
-    """of the final round; NaN where a run has not ended, diverged, or does not have this"""
+    """of the final round; NaN for a run that has not ended, has diverged, or lacks this number"""
     best: tuple[float, ...]
-    """of the best round; not the result"""
+    """of the best round, which is not the result"""
     ends: tuple[Divergence | None, ...]
     missing: tuple[int, ...]
     """seeds whose run has not ended"""
     notes: tuple[str, ...] = ()
-    """what makes a run something else than its row says"""
+    """reasons why a run is not what its row says"""
 
     @property
     def mean(self) -> float:
-        """Over the finished runs; NaN without any."""
+        """Return the mean over finished runs; NaN without any."""
         some = known(self.values)
         return mean(some) if some else math.nan
 
     @property
     def spread(self) -> float | None:
-        """Standard deviation over seeds; one seed has none."""
+        """Return the standard deviation over seeds; None for one seed."""
         some = known(self.values)
         return stdev(some) if len(some) > 1 else None
 
     @property
     def difference(self) -> float | None:
-        """Measured less printed."""
+        """Return the measured number less the printed one."""
         value = self.mean
         return value - self.cell.printed if self.cell.printed is not None and math.isfinite(value) else None
 
     @property
     def whole(self) -> bool:
-        """Whether every seed has a result that was trained as asked."""
+        """Tell if every seed has a result that was trained as asked."""
         return bool(self.values) and not self.notes and all(map(math.isfinite, self.values))
 
 
 def measure(cell: Cell, seeds: Sequence[int], outcomes: Mapping[tuple[Point, int], Run]) -> Result:
-    """A cell from the runs that have ended."""
+    """Measure a cell in the runs that have ended."""
     values, best, ends, missing, notes = [], [], [], [], []
     for seed in seeds:
         outcome = outcomes.get((cell.point, seed))
         end = outcome.diverged if outcome else None
-        curve = MEASURES[cell.measure](outcome.history) if outcome and not end else []
-        values.append(curve[-1] if curve else math.nan)
-        best.append(max(known(curve), default=math.nan))
+        rounds = curve(cell.measure, outcome.history) if outcome and not end else []
+        values.append(rounds[-1] if rounds else math.nan)
+        best.append(max(known(rounds), default=math.nan))
         ends.append(end)
         if outcome is None:
             missing.append(seed)
@@ -116,8 +96,10 @@ def measure(cell: Cell, seeds: Sequence[int], outcomes: Mapping[tuple[Point, int
 
 
 def best_in(results: Sequence[Result]) -> set[str]:
-    """Rows of a column with the highest mean, as it is shown; none where all are equal. One that leaves out
-    a seed is not compared."""
+    """Return the rows with the highest mean, as it is printed; none if all are equal.
+
+    A mean that leaves out a seed is not compared.
+    """
     shown = {r.cell.row: f"{r.mean:.2f}" for r in results if r.whole}
     top = max(shown.values(), key=float, default="")
     return {row for row, text in shown.items() if text == top} if len(set(shown.values())) > 1 else set()
@@ -125,13 +107,13 @@ def best_in(results: Sequence[Result]) -> set[str]:
 
 @dataclass(frozen=True)
 class Order:
-    """Two by two: whether what the paper prints higher is measured higher."""
+    """The order of a column's rows, compared pair by pair with the printed order."""
 
     agree: int
     differ: tuple[tuple[str, str], ...]
     """(higher in the paper, lower in the paper)"""
     unclear: tuple[tuple[str, str], ...]
-    """those of `differ` that are no further apart than the seeds spread"""
+    """pairs of `differ` whose means are no further apart than the seeds spread"""
 
     @property
     def compared(self) -> int:
@@ -139,13 +121,16 @@ class Order:
 
     @property
     def tau(self) -> float | None:
-        """Kendall's τ over the pairs that are not tied."""
+        """Return Kendall's τ over the pairs that are not tied."""
         return (self.agree - len(self.differ)) / self.compared if self.compared else None
 
 
 def order_of(results: Sequence[Result]) -> Order:
-    """The order of a column. Left out are cells without a whole result, ties, and pairs whose order in the
-    paper depends on which of its two statements one believes."""
+    """Compare the order of a column with the printed one.
+
+    Cells without a whole result and ties are left out, and so are pairs whose printed order is not certain
+    because the paper makes two statements.
+    """
     agree, differ, unclear = 0, [], []
     for a, b in combinations([r for r in results if r.whole and r.cell.printed is not None], 2):
         printed = _higher(a.cell, b.cell)
@@ -163,7 +148,7 @@ def order_of(results: Sequence[Result]) -> Order:
 
 
 def _higher(a: Cell, b: Cell) -> int:
-    """1 if the paper has a above b, −1 if below, 0 if they are equal or it contradicts itself."""
+    """Return 1 if the paper has `a` above `b`, −1 if below, 0 if they are equal or it contradicts itself."""
     assert a.printed is not None
     assert b.printed is not None
     readings = {
@@ -175,7 +160,7 @@ def _higher(a: Cell, b: Cell) -> int:
 
 
 def apart(results: Sequence[Result], best: bool = False) -> float | None:
-    """Mean absolute difference to the printed numbers that are not suspect."""
+    """Return the mean absolute difference to the printed numbers that are not suspect."""
     found = []
     for result in results:
         values = known(result.best if best else result.values)
@@ -199,23 +184,20 @@ class Measured:
 
 
 def nearer_pool(parts: Sequence[Measured]) -> str:
-    """Which pool of Office-Caltech-10 is nearer to the paper, over the cells that all pools have."""
+    """Return which pool of Office-Caltech-10 is nearer to the paper, over the cells that all pools have."""
     pools = [part for part in parts if part.results and part.results[0].cell.point.data == OFFICE]
-    printed = [r for part in pools for r in part.results if r.cell.printed is not None]
-    places = {(r.cell.row, r.cell.column) for r in printed}
-    both = {place for place in places if all(_finite(part.at(*place)) for part in pools)}
-    if len(pools) < 2 or not both:
-        return ""
+    measured = [
+        {(r.cell.row, r.cell.column) for r in part.results if r.cell.printed and known(r.values)}
+        for part in pools
+    ]
+    common = set.intersection(*measured) if len(pools) > 1 else set()
     far = {}
-    for part in pools:
-        distance = apart([r for r in part.results if (r.cell.row, r.cell.column) in both])
-        if distance is None:
-            return ""
-        far[part.part.title.partition(", ")[2]] = distance
-    near = min(far, key=lambda title: far[title])
-    said = ", ".join(f"{title}: {distance:.2f}" for title, distance in far.items())
-    return f"nearer to the paper: {near} (mean absolute difference, {said})"
-
-
-def _finite(result: Result | None) -> bool:
-    return result is not None and math.isfinite(result.mean)
+    for part in pools if common else ():
+        results = [r for r in part.results if (r.cell.row, r.cell.column) in common]
+        far[part.part.title.partition(", ")[2]] = apart(results)
+    if not far or None in far.values():
+        return ""
+    distances = {title: distance or 0.0 for title, distance in far.items()}
+    texts = ", ".join(f"{title}: {distance:.2f}" for title, distance in distances.items())
+    nearest = min(distances, key=lambda title: distances[title])
+    return f"nearer to the paper: {nearest} (mean absolute difference, {texts})"
