@@ -1,6 +1,6 @@
-"""Every table and figure of the paper, and one of ours: what to train and measure, what the paper prints.
+"""The paper's tables and figures, and one of ours: the runs and measures of each, and the printed numbers.
 
-Numbers of the paper are in printed.json. Nothing here imports torch: names and options are text.
+printed.json holds the paper's numbers. Nothing here imports torch: methods and options are text.
 """
 
 import json
@@ -27,13 +27,13 @@ NAMES = {
     "fedproto": "FedProto",
     "fedcsd": "FedCSD",
 }
-# The figures of the paper do not say their beta: where it is open, these, which the tables have too.
+# The paper does not state β for its figures; the tables have these values too.
 SWEPT_BETA, FEMNIST_BETA = 0.5, 0.05
 
 
 @dataclass(frozen=True)
 class Point:
-    """A federation of the paper and the method trained on it: one run for each seed."""
+    """A method and the federation that trains it: one run for each seed."""
 
     data: str
     method: str
@@ -44,7 +44,7 @@ class Point:
 
     @property
     def facts(self) -> dict[str, str]:
-        """What `--only` can choose by."""
+        """Return the values that `--only` can choose by."""
         name, *parts = self.method.split(":")
         options = dict(part.split("=") for part in parts if "=" in part)
         preset = [part for part in parts if "=" not in part]
@@ -59,7 +59,7 @@ class Point:
         }
 
     def label(self, data: str) -> str:
-        """For people: what is trained on, and of the options only those that are not the paper's usual ones."""
+        """Return a name for people: method, data, skew, and the options that are not the paper's usual ones."""
         usual = method_text(self.facts["method"], self.data).split(":")
         parts = [part for part in self.method.split(":") if "=" not in part or part not in usual]
         skew = f"β {self.beta:g}" if self.beta is not None else f"pool {self.pool:g}"
@@ -68,7 +68,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Cell:
-    """One number: whose, of what, and what the paper prints in its place."""
+    """One number of a table: its row and column, its runs, its measure, and the printed number."""
 
     row: str
     column: str
@@ -76,22 +76,22 @@ class Cell:
     measure: str = "accuracy"
     printed: float | None = None
     implied: float | None = None
-    """what the paper itself says elsewhere, where that is another number"""
+    """another number that the paper states for the same cell"""
     suspect: str = ""
-    """why the printed number is not to be trusted"""
+    """reason not to trust the printed number"""
 
 
 @dataclass(frozen=True)
 class Part:
-    """One table: rows against columns."""
+    """One table of rows and columns."""
 
     title: str
     cells: tuple[Cell, ...]
     head: str = "method"
     x: tuple[str, ...] = ()
-    """for a sweep, the values on the axis, one a row"""
+    """of a sweep: the values on the axis, one for each row"""
     paper_best: str = ""
-    """for a sweep, the value that the paper finds best"""
+    """of a sweep: the best value in the paper"""
 
     @property
     def rows(self) -> list[str]:
@@ -110,7 +110,7 @@ class Exhibit:
     title: str
     parts: tuple[Part, ...]
     figure: str = ""
-    """how the picture is made (see figures.py); none for a table"""
+    """function of figures.py that draws it; empty for a table"""
     first_seed_only: bool = False
     remarks: tuple[str, ...] = field(default=())
 
@@ -120,7 +120,7 @@ class Exhibit:
 
 
 def method_text(name: str, data: str) -> str:
-    """A method of the paper with its hyper-parameters on this data."""
+    """Return a method with the paper's hyper-parameters for this data."""
     if name in SETUP["mu"]:
         return f"{name}:mu={SETUP['mu'][name]}"
     if name.partition(":")[0] != "fedcsd":
@@ -135,7 +135,7 @@ def _cells(
     data: str,
     suspect: Sequence[dict[str, Any]] = (),
 ) -> tuple[Cell, ...]:
-    """Cells of (row, method, printed numbers) against (column, federation, measure)."""
+    """Return the cells of rows (title, method, printed numbers) and columns (title, federation, measure)."""
     doubts = {tuple(map(str, doubt["cell"])): doubt for doubt in suspect}
     found = []
     for row, method, printed in rows:
@@ -203,7 +203,7 @@ def _sweep(symbol: str, option: str, best: str) -> Part:
     for value in values:
         options = {"mu": own["mu"], "tau": own["tau"], option: value}
         if options.get("alpha") == SETUP["fedcsd"]["alpha"]:
-            del options["alpha"]  # so that it is the point that the tables have
+            del options["alpha"]  # the same point as in the tables
         method = ":".join(["fedcsd", *(f"{key}={number}" for key, number in options.items())])
         column = f"β = {SWEPT_BETA:g}"
         cells.append(Cell(f"{symbol} = {value:g}", column, Point(CIFAR, method, SWEPT_BETA)))
@@ -225,29 +225,28 @@ def fig_alpha() -> Exhibit:
     )
 
 
-BETA_OPEN = "the paper does not say β for this figure"
+BETA_OPEN = "the paper does not state β for this figure"
 
 
 def fig_mask() -> Exhibit:
-    measures = ("wrong_filtered", "right_lost", "mask_rate", "teacher_accuracy")
-    heads = (
-        "wrong labels filtered (%)",
-        "right labels lost (%)",
-        "kept of all (%)",
-        "teacher's accuracy (%)",
-    )
-    cells = []
+    heads = {
+        "wrong_filtered": "wrong labels filtered (%)",
+        "right_lost": "right labels lost (%)",
+        "mask_rate": "kept of all (%)",
+        "teacher_accuracy": "teacher's accuracy (%)",
+    }
+    cells: list[Cell] = []
     for data, beta in ((CIFAR, SWEPT_BETA), (FEMNIST, FEMNIST_BETA)):
-        point = Point(data, method_text("fedcsd", data), beta)
+        columns = [(head, {"beta": beta}, name) for name, head in heads.items()]
         row = f"{TITLES[data]}, β = {beta:g}"
-        cells += [Cell(row, head, point, m) for head, m in zip(heads, measures, strict=True)]
+        cells += _cells([(row, "fedcsd", [None] * len(heads))], columns, data)
     part = Part("the mask in the final round, on the clients' training data", tuple(cells), "data")
     title = "What the mask filters, against rounds (Fig. 5)"
     return Exhibit("fig-mask", title, (part,), "mask", remarks=(BETA_OPEN,))
 
 
 def _everywhere(methods: Mapping[str, str], head: str, measure: str) -> tuple[Part, ...]:
-    """A table of accuracy and one more measure for each data set, at the skews of the figures."""
+    """Return a table of accuracy and one more measure for each data set and skew of the figures."""
     where: tuple[tuple[str, dict[str, Any], str], ...] = (
         (CIFAR, {"beta": SWEPT_BETA}, f"β = {SWEPT_BETA:g}"),
         (FEMNIST, {"beta": FEMNIST_BETA}, f"β = {FEMNIST_BETA:g}"),
@@ -286,7 +285,7 @@ def target() -> Exhibit:
         )
         for part in _everywhere(methods, "entropy of the target (% of log C)", "target_entropy")
     )
-    remark = "the paper has no such table: the rows below FedCSD are controls, see docs/methods/fedcsd.md"
+    remark = "the paper has no such table; the rows below FedCSD are controls, see docs/methods/fedcsd.md"
     return Exhibit("target", title, parts, remarks=(remark,))
 
 
@@ -313,19 +312,5 @@ def fig_tsne() -> Exhibit:
     return Exhibit("fig-tsne", title, (part,), "tsne", first_seed_only=True, remarks=(BETA_OPEN,))
 
 
-EXHIBITS: dict[str, Exhibit] = {
-    exhibit.name: exhibit
-    for exhibit in (
-        table1(),
-        table2(),
-        table3(),
-        table4(),
-        fig1(),
-        fig_mu_tau(),
-        fig_alpha(),
-        fig_mask(),
-        fig_comm(),
-        fig_tsne(),
-        target(),
-    )
-}
+_ALL = (table1, table2, table3, table4, fig1, fig_mu_tau, fig_alpha, fig_mask, fig_comm, fig_tsne, target)
+EXHIBITS: dict[str, Exhibit] = {exhibit.name: exhibit for exhibit in (make() for make in _ALL)}
