@@ -1,4 +1,4 @@
-"""The compiled convolution against PyTorch's operators, on one thread: medians of runs that take turns.
+"""Compare the compiled convolution with PyTorch's operators on one thread; medians of interleaved runs.
 
 python benchmarks/convolution.py
 """
@@ -21,7 +21,7 @@ SHAPES = [(1, 6, 5, 28), (6, 16, 5, 12), (3, 32, 3, 32), (16, 32, 3, 32)]  # cha
 
 
 class Plain(SimpleCNN):
-    """The simple CNN with PyTorch's convolutions."""
+    """Return the simple CNN with PyTorch's convolutions."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = plain(x, self.conv1.weight, self.conv1.bias, 0, 2, True)

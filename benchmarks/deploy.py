@@ -1,4 +1,4 @@
-"""What a deployment costs beside training: bytes on the wire, and seconds of a round.
+"""Measure the cost of a deployment beside training: bytes on the wire and seconds of a round.
 
 A real SuperLink and real SuperNodes with TLS and authentication. The nodes reach the SuperLink through a
 relay that counts every byte in both directions: what TLS, HTTP and Flower's own calls add is in it.
@@ -60,7 +60,7 @@ class Relay:
 
 
 class Marks(Callbacks):
-    """What the relay had counted when each round was seen to be done."""
+    """Return the bytes that the relay had counted at the end of each round."""
 
     def __init__(self, relay: Relay):
         self.relay = relay
@@ -71,7 +71,7 @@ class Marks(Callbacks):
 
 
 def measure(federation: Federation, relay: Relay, out: Path, values: dict[str, Any]) -> list[float]:
-    """Of a round after the first: bytes by what method must send, in messages and on the wire; seconds."""
+    """Return for a round after the first: bytes that must be sent, bytes of messages, bytes on the wire, seconds."""
     status, marks = federation.run({**values, "out": str(out)}), Marks(relay)
     federation.follow(out, status, marks, values["rounds"])
     records = RunDirectory(out).history()[1:]

@@ -1,4 +1,4 @@
-"""Images a second on a GPU: engines and precisions against a plain PyTorch loop and against a ceiling.
+"""Measure images per second on a GPU: engines and precisions, a plain PyTorch loop, and a ceiling.
 
     python benchmarks/gpu.py --json results/gpu.json
     python benchmarks/gpu.py --only cnn10,cnn100 --rounds 5
@@ -167,7 +167,7 @@ def plain_loop(experiment: Experiment, tf32: bool, steps: int = 60) -> float:
 
 
 def ceiling(workload: Workload, data: Dataset | None, values: dict[str, Any]) -> float:
-    """Images a second of one model on batches of 640."""
+    """Return the images per second of one model on batches of 640."""
     alone = {**values, "batch_size": 640, "engine": "graphs", "partition": "iid", "clients": 1}
     experiment = prepared(workload, data, 2, alone)
     seconds, _ = rounds(experiment, 2)

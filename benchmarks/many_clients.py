@@ -1,4 +1,4 @@
-"""Memory and time with 10,000 clients against 100, the same 50 of them in a round.
+"""Compare memory and time of 10,000 clients and of 100, with the same 50 in a round.
 
     python benchmarks/many_clients.py --data-dir DIR     # DIR/mnist/…parquet; without it, made-up images
 
@@ -28,7 +28,7 @@ CLIENTS, COHORT = 10_000, 50
 
 
 class Peak(threading.Thread):
-    """The largest memory of this process and its workers, shared pages counted once (PSS)."""
+    """Record the largest memory of this process and its workers; shared pages count once (PSS)."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""What a round of each method costs over FedAvg's, in seconds and in bytes.
+"""Measure the cost of a round of each method relative to FedAvg's, in seconds and bytes.
 
     python benchmarks/overhead.py                     # a table
     python benchmarks/overhead.py --json overhead.json
@@ -29,7 +29,7 @@ CLIENTS = 4
 
 
 def federation(name: str, data: Dataset, options: argparse.Namespace) -> Federation:
-    """One process, one client after another: what is timed is arithmetic, not traffic."""
+    """Train one client after another in one process, so that only arithmetic is timed."""
     values = {
         "method": name,
         "clients": CLIENTS,

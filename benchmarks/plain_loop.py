@@ -1,4 +1,4 @@
-"""Seconds a round against a plain PyTorch loop, measured in the same run.
+"""Compare seconds per round with those of a plain PyTorch loop, measured in the same run.
 
     python benchmarks/plain_loop.py
 
@@ -41,7 +41,7 @@ def images(samples: int, seed: int = 0) -> Dataset:
 
 
 class PlainCNN(nn.Module):
-    """The simple CNN from PyTorch's own layers: the same function, parameters and names."""
+    """The simple CNN is made of PyTorch's own layers: the same function, parameters and names."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class PlainCNN(nn.Module):
 
 
 def plain_model(experiment: Experiment) -> nn.Module:
-    """A copy of the experiment's model, without the fused kernels of the simple CNN."""
+    """Return a copy of the experiment's model without the fused kernels of the simple CNN."""
     if experiment.tables["model"]["name"] != "simple_cnn":
         return copy.deepcopy(experiment.network.module)
     model = PlainCNN()

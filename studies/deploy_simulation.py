@@ -1,4 +1,4 @@
-"""Flower's simulation runtime with many nodes on this machine: seconds, and memory of all its processes.
+"""Measure Flower's simulation runtime with many nodes on this machine: seconds, and memory of all processes.
 
 python studies/deploy_simulation.py --nodes 50 --rounds 3
 """

@@ -1,4 +1,4 @@
-"""Where the seconds of a round go: a clock around the product's own functions, for scale.py.
+"""Measure the parts of a round's seconds with a clock around the package's own functions, for scale.py.
 
 Nothing of the product is changed: its functions are called as always, by `fedcsd.experiments.running.train`, and
 timed from outside. What a lane worked on, and when, comes back as a note of its reply, which is taken
@@ -31,7 +31,7 @@ clock = time.perf_counter
 
 @dataclass
 class Phase:
-    """One exchange with the cohort: which lane worked when, and when the server had a reply in hand."""
+    """Times of an exchange with the cohort: when each lane worked, and when the server had a reply in hand."""
 
     lanes: int
     began: float
@@ -40,7 +40,7 @@ class Phase:
     server: list[Span] = field(default_factory=list)
 
     def parts(self) -> dict[str, float]:
-        """The phase's wall seconds, taken apart; each is a mean over lanes, and together they are all of it.
+        """Return the parts of the phase's wall seconds; each is a mean over lanes, and they add up to the whole.
 
         training      a lane works for a client
         imbalance     a lane has done its last client and another has not
@@ -72,7 +72,7 @@ class Phase:
 
 
 class Meter(Callbacks):
-    """Takes every round apart. `told` is called before the first and after each, outside of what is timed."""
+    """Divide every round into its parts. `told` is called before the first round and after each, outside of the timed part."""
 
     PLACES: ClassVar[list[tuple[type, str]]] = [
         (Federation, "step"),

@@ -1,4 +1,4 @@
-"""Puts the options of each method, and what was measured of it, into its page of docs/methods/.
+"""Write the options and measured numbers of each method into its page of docs/methods/.
 
     python studies/method_pages.py            # rewrite the generated parts
     python studies/method_pages.py --check    # only say whether they are up to date
@@ -52,7 +52,7 @@ def measured(name: str) -> str:
 
 
 def tables(name: str, file: str, title: str, content: dict[str, Any]) -> list[str]:
-    """What one results file has on a method, beside FedAvg."""
+    """Return the numbers of a method in one results file, beside FedAvg's."""
     rows: Rows = content["rows"]
     labels = [
         m

@@ -1,4 +1,4 @@
-"""Every method on the same federations: the tables of docs/methods/.
+"""Train every method on the same federations, for the tables of docs/methods/.
 
     python studies/methods.py --data mnist --train-size 10000 --betas 0.05,0.5 --lrs 0.01,0.1 \\
         --rounds 30 --epochs 1 --seeds 0,1,2 --out runs/methods-mnist --json results/methods-mnist.json
@@ -47,7 +47,7 @@ def one(label: str, seed: int, settings: dict[str, Any], path: Path) -> None:
 
 
 def result(path: Path) -> dict[str, Any] | None:
-    """What a run came to; None while it has not ended."""
+    """Return the result of a run; None while it has not ended."""
     if not (path / "config.toml").exists():
         return None
     directory = RunDirectory.open(path)
@@ -78,7 +78,7 @@ Key = tuple[str, float, float, int]
 
 
 def known(path: Path | None) -> dict[Key, dict[str, Any]]:
-    """What a results file has already."""
+    """Return the runs that a results file has already."""
     if path is None or not path.exists():
         return {}
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]

@@ -1,4 +1,4 @@
-"""The memory of a process and its children, watched from outside; for scale.py."""
+"""Watch the memory of a process and its children from outside, for scale.py."""
 
 import threading
 import time
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def family(pid: int) -> Iterator[int]:
-    """A process and all that it started."""
+    """Yield a process and all its descendants."""
     yield pid
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
@@ -17,7 +17,7 @@ def family(pid: int) -> Iterator[int]:
 
 
 def memory(pid: int) -> tuple[int, int]:
-    """Bytes of a process and its children, shared pages counted once: in all, and not from files.
+    """Return the bytes of a process and its children, in all and without files; shared pages count once.
 
     Nothing if a process came or went meanwhile: pages that it shares would count twice."""
     total = own = 0

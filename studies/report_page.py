@@ -1,4 +1,4 @@
-"""How large the report of 30 runs of 100 rounds is, how long it takes to write, and how long a browser takes to open it.
+"""Measure the report of 30 runs of 100 rounds: its size, and the seconds to write it and to open it in a browser.
 
     python studies/report_page.py
 

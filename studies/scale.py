@@ -63,7 +63,7 @@ GOAL = 0.05  # of a round outside training, for w1
 
 @dataclass(frozen=True)
 class Point:
-    """One federation to measure."""
+    """A federation that is measured."""
 
     series: str
     name: str
@@ -86,7 +86,7 @@ class Point:
 
 
 def points(quick: bool) -> list[Point]:
-    """What is measured, in this order."""
+    """Return the points in the order of their measurement."""
     few = Point("cohort", "", 0, 60_000, each=6, cohort=10, epochs=10, batch=6, timed=15, watched=20, cost=6)
     found = [replace(few, name=f"{n:,} clients", clients=n) for n in (10, 100, 1000, 10_000)]
     for n, timed, cost in ((10, 9, 4), (100, 9, 5), (1000, 5, 15), (10_000, 1, 45)):
@@ -129,7 +129,7 @@ def pictures(samples: int, tests: int) -> tuple[np.ndarray, np.ndarray, np.ndarr
 
 
 def model(spec: str) -> Any:
-    """A name of the package's own, or a factory for an MLP with one hidden layer of this width."""
+    """Return a model's name, or a factory for an MLP with one hidden layer of this width."""
     from torch import nn
 
     name, _, width = spec.partition(":")
@@ -152,7 +152,7 @@ def say(stage: str) -> None:
 
 
 def measure(point: Point, device: str, workers: int, disk: str | None) -> dict[str, Any]:
-    """A point's figures. Says when memory should be watched."""
+    """Measure a point. Tell when memory should be watched."""
     import torch
     from meter import Meter
 
@@ -208,7 +208,7 @@ def measure(point: Point, device: str, workers: int, disk: str | None) -> dict[s
 
 
 def child(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
-    """A point measured in a fresh process: what it found, and the peaks of its memory."""
+    """Measure a point in a fresh process; return its numbers and the peaks of its memory."""
     task = json.dumps(asdict(point))
     command = [sys.executable, __file__, "--child", task, "--device", arguments.device]
     command += ["--workers", str(arguments.workers)] + (["--disk", arguments.disk] if arguments.disk else [])
@@ -232,7 +232,7 @@ def child(point: Point, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def summary(rounds: list[dict[str, float]]) -> dict[str, Any]:
-    """Median seconds of a round; shares of the middle half of all rounds, so that they add up."""
+    """Return the median seconds of a round, and shares of the middle half of all rounds, which add up."""
     walls = sorted(r["wall"] for r in rounds)
     cut = len(rounds) // 4
     middle = sorted(rounds, key=lambda r: r["wall"])[cut : len(rounds) - cut]
@@ -260,7 +260,7 @@ def row(found: dict[str, Any]) -> str:
 
 
 def slopes(results: list[dict[str, Any]]) -> dict[str, float]:
-    """What one more client costs, and how many copies of the model 1,000 clients make beyond 10."""
+    """Return the cost of one more client, and the copies of the model that 1,000 clients make beyond 10."""
     found: dict[str, float] = {}
     for series in ("cohort", "everyone"):
         of = [r for r in results if r["series"] == series]

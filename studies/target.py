@@ -1,4 +1,4 @@
-"""What FedCSD's target really is: does its accuracy come from the teacher, or from pulling logits to uniform?
+"""Ask where FedCSD's accuracy comes from: from the teacher, or from a target near the uniform distribution?
 
     python studies/target.py --data mnist --train-size 10000 --betas 0.05,0.5 --mus 0.001,0.01 \\
         --out runs/target-mnist --json results/target-mnist.json
@@ -29,7 +29,7 @@ TARGETS = ("fedcsd", "fedcsd:uniform", "fedcsd:scaled")
 
 
 def entropy(run: Run) -> float | None:
-    """Of the target in the final round, as a share of log C; None for a method without one."""
+    """Return the target's entropy in the final round as a share of log C; None for a method without a target."""
     found = run.history[-1].get("target_entropy") if run.history else None
     return None if found is None else float(found)
 

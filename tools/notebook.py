@@ -10,7 +10,7 @@ PATH = Path(__file__).parents[1] / "docs" / "notebook.ipynb"
 
 
 def executed(path: Path = PATH) -> Any:
-    """The notebook with its outputs, from the first cell to the last; raises where a cell fails."""
+    """Run the notebook from the first cell to the last and return it with its outputs; raise if a cell fails."""
     notebook = nbformat.read(path, as_version=4)  # type: ignore[no-untyped-call]
     NotebookClient(
         notebook, timeout=120, kernel_name="python3", resources={"metadata": {"path": path.parent}}

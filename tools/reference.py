@@ -1,6 +1,6 @@
-"""The reference pages of the site, made from the code: settings, options of methods, commands, Python API.
+"""Make the reference pages of the site from the code: settings, options of methods, commands, Python API.
 
-Each function gives the text of one page as Markdown. Nothing of it is kept in the repository.
+Each function returns the text of one page as Markdown. The repository keeps none of them.
 """
 
 import inspect
@@ -24,7 +24,7 @@ KINDS = {int: "whole number", float: "number", bool: "true or false", str: "text
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; bars in cells do not end them."""
+    """Return a Markdown table; bars within cells are escaped."""
     lines = [head, ["---"] * len(head), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
@@ -69,7 +69,7 @@ def setting_row(field: Any) -> tuple[str, str, str, str]:
 
 
 def values_of(kind: Any, limits: Any) -> str:
-    """What a setting takes: its type and range, or its choices."""
+    """Return the values of a setting: its type and range, or its choices."""
     if get_origin(kind) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(kind))
     bounds = [f"{sign} {limits[key]}" for key, sign in LIMITS.items() if limits.get(key) is not None]
@@ -77,7 +77,7 @@ def values_of(kind: Any, limits: Any) -> str:
 
 
 def split_options(text: str) -> tuple[str, str]:
-    """`"what it is  (data.size=64, …)"` as its two parts."""
+    """Split `"what it is  (data.size=64, …)"` into its two parts."""
     about, _, options = text.partition("  (")
     return prose(about), ", ".join(f"`{o}`" for o in options.removesuffix(")").split(", ") if o)
 
@@ -173,7 +173,7 @@ API: dict[str, tuple[str, ...]] = {
 
 
 def python_page() -> str:
-    """What `fedcsd` exports and what people subclass; the rest of the text is the docstrings'."""
+    """Return the page of the names that `fedcsd` exports and of the classes to subclass."""
     parts = ["# Python API", "`import fedcsd` is quick: torch is loaded when a name is first used."]
     for title, names in API.items():
         parts.append(f"## {title}")
@@ -189,7 +189,7 @@ def python_page() -> str:
 
 
 def prose(text: str) -> str:
-    """The help's rich markup as Markdown; what would be taken for HTML is not."""
+    """Return the help's rich markup as Markdown, with HTML escaped."""
     text = re.sub(r"\[bold\](.*?)\[/bold\]", r"**\1**", text, flags=re.S)
     text = re.sub(r"\s*\[dim\]\((.*?)\)\[/dim\]", r" (\1)", text, flags=re.S)
     return text.replace("<", "&lt;")

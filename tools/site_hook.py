@@ -1,4 +1,4 @@
-"""What MkDocs does beside turning pages into HTML (`hooks:` in mkdocs.yml).
+"""Add pages and rewrite links for MkDocs (`hooks:` in mkdocs.yml).
 
 Reference pages are made from the code, the notebook and the changelog become pages, and a link to a file
 of the repository outside docs/ leads to a page that shows it.
@@ -35,7 +35,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links that leave docs/, or lead to the notebook, lead to the pages made of those files."""
+    """Lead links that leave docs/, or name the notebook, to the pages made of those files."""
     here = page.file.src_uri
     if page.parent is None:
         page.meta.setdefault("hide", ["navigation"])  # a tab of one page: there is nothing beside it
@@ -60,7 +60,7 @@ def left(page: str, target: str) -> str | None:
 
 
 def outside(files: Files) -> set[str]:
-    """All files of the repository outside docs/ that pages link to."""
+    """Return all files outside docs/ to which pages link."""
     found = set()
     for file in files.documentation_pages():
         for match in LINK.finditer(file.content_string):
@@ -71,12 +71,12 @@ def outside(files: Files) -> set[str]:
 
 
 def shown_at(path: str) -> str:
-    """Where the site shows a file: src/fedcsd/sgd.py at source/src/fedcsd/sgd.py.md."""
+    """Return the site's page of a file: src/fedcsd/seeds.py is source/src/fedcsd/seeds.py.md."""
     return f"source/{path}.md"
 
 
 def source_page(path: str) -> str:
-    """A file as a page; a folder as the list of what is in it."""
+    """Return a file as a page, and a folder as a list of its files."""
     there = ROOT / path
     head = f"---\ntitle: {there.name}\nsearch:\n  exclude: true\n---\n\n# `{path}`\n\n"
     if there.is_dir():
@@ -87,7 +87,7 @@ def source_page(path: str) -> str:
 
 
 def notebook(path: Path) -> list[tuple[str, str | bytes]]:
-    """The notebook as a page, and the pictures in it."""
+    """Return the notebook as a page, and its pictures."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     found: list[tuple[str, str | bytes]] = []
     lines: list[str] = []
@@ -105,7 +105,7 @@ def notebook(path: Path) -> list[tuple[str, str | bytes]]:
 
 
 def output_of(output: dict[str, Any], name: str) -> tuple[str, list[tuple[str, str | bytes]]]:
-    """What a cell gave, as Markdown, and its picture as a file."""
+    """Return a cell's output as Markdown, and write its picture."""
     data = output.get("data", {})
     if "image/png" in data:
         return f"![What the cell drew]({name})", [(name, base64.b64decode(data["image/png"]))]

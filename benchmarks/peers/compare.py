@@ -1,4 +1,4 @@
-"""Seconds a round, memory and accuracy of fedcsd and of other federated simulators, doing the same work.
+"""Compare fedcsd with other federated simulators at the same work: seconds per round, memory, accuracy.
 
     python benchmarks/peers/compare.py --workloads W1,W2,W3 --repeats 5 --json results/peers-cpu.json
     python benchmarks/peers/compare.py --workloads W2 --only flower,pfl,plain --repeats 1
@@ -69,7 +69,7 @@ QUIET = {
 
 
 class Failed(Exception):
-    """A contender's run failed; the message is one line."""
+    """A contender's run has failed; the message is one line."""
 
 
 def say(text: str) -> None:
@@ -77,7 +77,7 @@ def say(text: str) -> None:
 
 
 def alone(python: Path) -> list[str]:
-    """What to put before a command so that it sees no network but 127.0.0.1; nothing if that cannot be."""
+    """Return the command prefix that leaves only 127.0.0.1 of the network; empty if there is none."""
     prefix = ["unshare", "--map-root-user", "--net", str(python), str(HERE / "alone.py")]
     try:
         tried = subprocess.run([*prefix, "true"], capture_output=True, timeout=60, check=False)
@@ -100,7 +100,7 @@ def environment_of(name: str, scratch: Path) -> dict[str, str]:
 
 
 def run_once(name: str, python: Path, work: Path, rounds: int, limit: float) -> dict[str, Any]:
-    """One run of one contender: seconds of each round, start-up, peak memory and accuracy."""
+    """Run one contender; return seconds of each round, start-up, peak memory and accuracy."""
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         scratch = Path(folder)
         out, log = scratch / "figures.json", scratch / "log"
@@ -147,7 +147,7 @@ def run_once(name: str, python: Path, work: Path, rounds: int, limit: float) -> 
 
 
 def last_line(log: str, code: int) -> str:
-    """Why a run failed, in one line: the last that names an error, or the last of all."""
+    """Return the reason of a failure: the last line that names an error, or the last line."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     errors = [line for line in lines if "Error" in line]
     return (errors or lines or [f"exit status {code}"])[-1][:200]
@@ -170,7 +170,7 @@ def install(names: list[str], venvs: Path) -> tuple[dict[str, Path], dict[str, s
 def measure(
     workload: str, folder: Path, ready: dict[str, Path], arguments: argparse.Namespace, rounds: int
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
-    """All repetitions of one workload, one contender after another; who fails is left out of the rest."""
+    """Run all repetitions of one workload in turn; leave out a contender that fails."""
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in ready}
     failures: dict[str, str] = {}
     cores = len(os.sched_getaffinity(0))

@@ -1,4 +1,4 @@
-"""An environment for each contender, made once with venv and pip from requirements.toml."""
+"""Make an environment for each contender with venv and pip, once, from requirements.toml."""
 
 import hashlib
 import json
@@ -15,11 +15,11 @@ PIP = ("-m", "pip", "--disable-pip-version-check", "--quiet", "install")
 
 
 class NotInstalled(Exception):
-    """An environment could not be made; the message is one line."""
+    """An environment cannot be made; the message is one line."""
 
 
 def wanted(name: str) -> dict[str, Any]:
-    """What an environment is to have: `torch`, then `install` and `no_deps`."""
+    """Return the packages of an environment: `torch`, then `install` and `no_deps`."""
     table = tomllib.loads(REQUIREMENTS.read_text(encoding="utf-8"))
     return {"torch": table["torch"], **table["contenders"][name]}
 

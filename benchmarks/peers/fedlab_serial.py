@@ -1,4 +1,4 @@
-"""FedAvg in FedLab's standalone simulation: StandalonePipeline, SyncServerHandler, SGDSerialClientTrainer.
+"""Run FedAvg in FedLab's standalone simulation: StandalonePipeline, SyncServerHandler, SGDSerialClientTrainer.
 
 One process, with one thread or all cores', whichever is faster here. FedLab's own trainer has neither momentum nor
 weight decay and its handler averages without weights, so the places that it offers for such things are
@@ -27,7 +27,7 @@ from workload import Batches, Marks, Work, accuracy, arguments, choose_threads, 
 
 
 class Data:
-    """What FedLab asks of a data set."""
+    """A data set that has what FedLab needs."""
 
     def __init__(self, work: Work):
         self.work = work

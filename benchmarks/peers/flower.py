@@ -1,4 +1,4 @@
-"""FedAvg in Flower's simulation engine: run_simulation with Ray, the Message API, the strategy FedAvg.
+"""Run FedAvg in Flower's simulation engine: run_simulation with Ray, the Message API, the strategy FedAvg.
 
 An actor for each core, one thread in each (client_resources num_cpus=1). Actors keep the data mapped and
 the network made between calls, and batches are indexed without a DataLoader: nothing of that is Flower's
@@ -44,7 +44,7 @@ class GivenCohorts(FedAvg):
         ]
 
     def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
-        """As FedAvg does; Flower goes on without clients that failed, this benchmark does not."""
+        """Aggregate as FedAvg does, and stop if a client failed, where Flower would go on."""
         replies = list(replies)
         failed = [reply.error.reason for reply in replies if reply.has_error()]
         if failed or len(replies) != len(self.cohorts[server_round - 1]):

@@ -14,7 +14,7 @@ from workload import Batches, Work, read
 
 @cache
 def at_hand(folder: str) -> tuple[Work, nn.Module]:
-    """The workload and a network, once in each actor."""
+    """Load the workload and a network once in each actor."""
     torch.set_num_threads(1)
     work = read(Path(folder))
     return work, work.network()

@@ -20,7 +20,7 @@ Rows = list[np.ndarray]
 
 
 def images(samples: int, shape: tuple[int, ...], seed: int = 0) -> Dataset:
-    """A noisy pattern for each of ten classes."""
+    """Make images of a noisy pattern for each of ten classes."""
     random = np.random.default_rng(seed)
     patterns = random.integers(0, 120, (10, *shape))
     y = random.integers(0, 10, samples + TEST)
@@ -29,7 +29,7 @@ def images(samples: int, shape: tuple[int, ...], seed: int = 0) -> Dataset:
 
 
 def real_or_made(name: str, samples: int, shape: tuple[int, ...], folder: Path | None) -> Dataset:
-    """The named data set's first test images and a random part of its training images."""
+    """Return the first test images of a data set and a random part of its training images."""
     try:
         data = load(name, {}, folder)
     except UserError as error:
@@ -39,7 +39,7 @@ def real_or_made(name: str, samples: int, shape: tuple[int, ...], folder: Path |
 
 
 def arrays_of(data: Dataset) -> dict[str, np.ndarray]:
-    """What goes into the files."""
+    """Return the contents of the files."""
     assert data.scale is not None
     assert data.shift is not None
     return {
@@ -53,13 +53,13 @@ def arrays_of(data: Dataset) -> dict[str, np.ndarray]:
 
 
 def skewed(labels: np.ndarray, clients: int) -> Rows:
-    """Dirichlet label skew, beta 0.5."""
+    """Deal rows with Dirichlet label skew, beta 0.5."""
     config = Config(clients=clients, beta=0.5)
     return list(split(labels, config, {"name": "dirichlet"}, None))
 
 
 def even(labels: np.ndarray, clients: int) -> Rows:
-    """The same number of random rows for everyone."""
+    """Deal the same number of random rows to each client."""
     return list(np.random.default_rng(0).permutation(len(labels)).reshape(clients, -1))
 
 
@@ -83,21 +83,21 @@ def make(
 
 
 def w1(folder: Path, rounds: int, data_dir: Path | None) -> None:
-    """Ten skewed clients of 20,000 digits, all of them in every round."""
+    """Make W1: ten skewed clients with 20,000 digits, all in every round."""
     data = real_or_made("mnist", 20_000, (1, 28, 28), data_dir)
     settings = Settings("simple_cnn", data.name, 64, 2, 0.01, 0.9, 1e-5)
     make(folder, settings, data, skewed, 10, 10, rounds)
 
 
 def w2(folder: Path, rounds: int, data_dir: Path | None) -> None:
-    """200 clients of 50 digits, 20 of them in a round."""
+    """Make W2: 200 clients with 50 digits each, 20 in a round."""
     data = real_or_made("mnist", 10_000, (1, 28, 28), data_dir)
     settings = Settings("simple_cnn", data.name, 10, 1, 0.05, 0.9, 1e-5)
     make(folder, settings, data, even, 200, 20, rounds)
 
 
 def w3(folder: Path, rounds: int, data_dir: Path | None) -> None:
-    """pfl-research's CIFAR-10 set-up: 1,000 clients of 50 images of 3×32×32, 50 of them in a round.
+    """Make W3, pfl-research's CIFAR-10 set-up: 1,000 clients with 50 images of 3×32×32, 50 in a round.
 
     The images are made up: what they show does not change the speed, and these are learnt in few rounds,
     so that the accuracies say whether all did the same.

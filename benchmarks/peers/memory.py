@@ -1,4 +1,4 @@
-"""The memory of a process and all that it started, shared pages counted once (PSS), from /proc."""
+"""Measure the memory of a process and all its descendants from /proc; shared pages count once (PSS)."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ INTERVAL, SHARE = 0.2, 0.05  # seconds between looks; looking may take this shar
 
 
 def processes() -> dict[int, tuple[int, int]]:
-    """Every process's parent and session."""
+    """Return the parent and session of each process."""
     found = {}
     for entry in PROC.iterdir():
         if entry.name.isdigit():
@@ -35,7 +35,7 @@ def family(root: int) -> set[int]:
 
 
 def pss(pid: int) -> int:
-    """Bytes of one process; 0 once it is gone."""
+    """Return the bytes of one process; 0 if it has ended."""
     with suppress(OSError, ValueError):
         for line in (PROC / str(pid) / "smaps_rollup").read_text().splitlines():
             if line.startswith("Pss:"):

@@ -1,4 +1,4 @@
-"""fedcsd itself: FedAvg through Federation and LocalBackend, a lane for each core, one thread in each."""
+"""Run FedAvg in fedcsd: Federation and LocalBackend, a lane with one thread for each core."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from fedcsd.methods.fedavg import FedAvg
 
 
 def experiment_of(work: Work) -> Experiment:
-    """The workload as an experiment of fedcsd's: the same rows, weights and cohorts."""
+    """Return the workload as an experiment of fedcsd with the same rows, weights and cohorts."""
     s, arrays = work.settings, work.arrays
     data = Dataset.of_arrays(*(arrays[name] for name in IMAGES), name=s.data, classes=s.classes)
     data = replace(data, scale=arrays["scale"], shift=arrays["shift"])

@@ -1,4 +1,4 @@
-"""FedAvg in pfl-research: SimulatedBackend and FederatedAveraging, in one process for each core.
+"""Run FedAvg in pfl-research: SimulatedBackend and FederatedAveraging, in one process for each core.
 
 The processes find one another as its documentation says, by PFL_WORKER_ADDRESSES and PFL_WORKER_RANK
 (torch.distributed with gloo); one thread in each. Where clients are of unequal size, pfl's own scheduler
@@ -26,7 +26,7 @@ PROCESSES = len(os.sched_getaffinity(0))
 
 
 def with_loss(network: Any) -> Any:
-    """What pfl asks of a module: `loss` and `metrics`."""
+    """A module with the `loss` and `metrics` that pfl needs."""
     from pfl.metrics import Weighted
 
     def loss(x: Tensor, y: Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def with_loss(network: Any) -> Any:
 
 
 def users(work: Work) -> Any:
-    """The clients, in the order of the cohorts."""
+    """Return the clients in the order of the cohorts."""
     from pfl.data import FederatedDataset
     from pfl.data.dataset import Dataset
 
@@ -81,7 +81,7 @@ def marking(marks: Marks) -> Any:
 
 
 def train() -> None:
-    """What each process does."""
+    """Train as one of the processes."""
     from pfl.aggregate.simulate import SimulatedBackend
     from pfl.aggregate.weighting import WeightByDatapoints
     from pfl.algorithm.base import NNAlgorithmParams

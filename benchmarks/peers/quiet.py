@@ -1,4 +1,4 @@
-"""How busy others keep the machine. Threads that wait for one another suffer most when a core is taken:
+"""Measure how busy other programs keep the machine. Threads that wait for one another suffer most from that:
 with load from elsewhere a plain loop of two threads was seen to take twenty times as long."""
 
 import time
@@ -8,13 +8,13 @@ BUSY = 0.25  # cores that others may use before a run is marked
 
 
 def jiffies(stat: str) -> tuple[int, int]:
-    """All and idle ticks of all cores, from the text of /proc/stat."""
+    """Return all ticks and the idle ticks of all cores, from the text of /proc/stat."""
     ticks = [int(field) for field in stat.splitlines()[0].split()[1:9]]
     return sum(ticks), ticks[3] + ticks[4]
 
 
 def busy_cores(cores: int, seconds: float = 1.0) -> float:
-    """Cores in use over the next moment; ask when nothing of our own runs."""
+    """Return the cores in use over the next moment, while nothing of our own runs."""
     path = Path("/proc/stat")
     everything, idle = jiffies(path.read_text())
     time.sleep(seconds)

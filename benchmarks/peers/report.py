@@ -13,12 +13,12 @@ OUR_NAMES = ("plain", "fedcsd")
 
 
 def round_seconds(times: Sequence[float]) -> list[float]:
-    """Seconds of each round after the one to warm up; the first time is before any training."""
+    """Return the seconds of each round after the first; the first time is before any training."""
     return [later - earlier for earlier, later in pairwise(times[1:])]
 
 
 def start_up(began: float, times: Sequence[float]) -> float:
-    """Seconds until the end of the first round, less one ordinary round: imports, data, processes."""
+    """Return the seconds to the end of the first round less one ordinary round: imports, data, processes."""
     return max(0.0, times[1] - began - statistics.median(round_seconds(times)))
 
 
@@ -39,7 +39,7 @@ def summary(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def figures(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[str, Any]]:
-    """Each contender's summary, with its ratios to the plain loop and to the fastest peer."""
+    """Return each contender's summary with its ratios to the plain loop and to the fastest peer."""
     found = {name: summary(some) for name, some in runs.items() if some}
     peers = [figure["seconds"] for name, figure in found.items() if name not in OUR_NAMES]
     plain = found.get("plain")
@@ -55,7 +55,7 @@ def figures(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, dict[s
 def table(
     title: str, found: Mapping[str, Mapping[str, Any]], failures: Mapping[str, str], order: Sequence[str]
 ) -> str:
-    """The figures of one workload as lines of text."""
+    """Return the numbers of one workload as lines of text."""
     heads = ("", "s a round", "range", "to plain", "to best peer", "start-up s", "peak MiB", "accuracy")
     widths = (9, 11, 20, 10, 14, 12, 10, 24)
     lines = [title, "".join(f"{head:>{width}}" for head, width in zip(heads, widths, strict=True))]

@@ -22,7 +22,7 @@ FORWARD_BATCH = 500
 
 
 class SimpleCNN(nn.Module):
-    """The network of fedcsd's `simple_cnn`, line for line the same arithmetic, for 28×28 images."""
+    """The network does the arithmetic of fedcsd's `simple_cnn`, line for line, for 28×28 images."""
 
     def __init__(self, channels: int, classes: int):
         super().__init__()
@@ -41,7 +41,7 @@ class SimpleCNN(nn.Module):
 
 
 class DropoutCNN(nn.Module):
-    """The small CNN of pfl-research's CIFAR-10 benchmark: two 3×3 convolutions of 32 and 64 channels,
+    """The network is the small CNN of pfl-research's CIFAR-10 benchmark: two 3×3 convolutions of 32 and 64 channels,
     one pooling, dropout, and a hidden layer of 128; 1.6 million weights for 32×32 images."""
 
     def __init__(self, channels: int, classes: int):
@@ -65,7 +65,7 @@ NETWORKS: dict[str, Callable[[int, int], nn.Module]] = {"simple_cnn": SimpleCNN,
 
 @dataclass(frozen=True)
 class Settings:
-    """What the local training is, the same for all."""
+    """Settings of local training, which are the same for all."""
 
     network: str
     data: str
@@ -79,7 +79,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Work:
-    """One workload in memory."""
+    """A workload that is read into memory."""
 
     settings: Settings
     arrays: Mapping[str, Tensor]
@@ -115,7 +115,7 @@ class Work:
 
 
 class Batches:
-    """Shuffled batches of tensors that lie in memory: an index for each batch, and no collating."""
+    """Give shuffled batches of tensors in memory: an index for each batch, and no collating."""
 
     def __init__(self, x: Tensor, y: Tensor, size: int):
         self.x, self.y, self.size = x, y, size
@@ -200,14 +200,14 @@ def read(folder: Path) -> Work:
 
 @dataclass
 class Marks:
-    """What a runner reports: the time at the end of each round, and the accuracy there."""
+    """Report the time and the accuracy at the end of each round."""
 
     out: Path
     times: list[float]
     accuracies: list[float]
 
     def round(self, accuracy: float) -> None:
-        """The end of a round and its evaluation; the first call is before any training."""
+        """Note the end of a round and its evaluation; the first call is before any training."""
         self.times.append(time.time())
         self.accuracies.append(float(accuracy))
 
