@@ -36,7 +36,7 @@ def steps(federation: Federation) -> None:
 
 def apart(one: Federation, other: Federation) -> float:
     """Return the distance of two results, as a share of the way from the start."""
-    start = one.experiment.weights.flat
+    start = one.setup.weights.flat
     mine, yours = (some.server.weights.flat.cpu() for some in (one, other))
     return float((mine - yours).norm() / (mine - start).norm())
 
