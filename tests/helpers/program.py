@@ -1,4 +1,4 @@
-"""Run `fedcsd …` without the two seconds of importing PyTorch: a process that has it forks for each command.
+"""Run `fedcsd …` without importing PyTorch and scikit-learn each time: a process that has them forks for each command.
 
 A command is still a process of its own, with its own folder, environment, output and exit status.
 """
@@ -24,6 +24,13 @@ import fedcsd
 Fedcsd = Callable[..., "subprocess.CompletedProcess[str]"]
 FedcsdRun = Callable[..., Path]
 
+PRELOADED = (
+    "torch",
+    "safetensors.torch",
+    "sklearn.datasets",
+    "pyarrow.parquet",
+    "matplotlib.backends.backend_agg",
+)
 TESTS = Path(__file__).parents[1]
 READ_AT_START = ("PYTHON", "LC_", "LANG", "OMP_", "MKL_", "TORCH")  # a fork has the first process's
 
@@ -88,7 +95,7 @@ def started(env: dict[str, str]) -> dict[str, str]:
 
 
 def serve() -> None:
-    for name in ("torch", "safetensors.torch", "matplotlib.figure", "rich_click"):
+    for name in PRELOADED:
         import_module(name)
 
     while line := sys.stdin.readline():
