@@ -1,7 +1,7 @@
 """Measure the parts of a round's seconds with a clock around the package's own functions, for scale.py.
 
-Nothing of the product is changed: its functions are called as always, by `fedcsd.experiments.running.train`, and
-timed from outside. What a lane worked on, and when, comes back as a note of its reply, which is taken
+The package is not changed: `fedcsd.experiments.running.train` calls its functions as always, and they are
+timed from outside. Each reply carries a note of the lane that worked on it, and when; the note is taken
 out again before anyone reads it; clocks of processes on one Linux machine agree.
 """
 
@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from fedcsd.experiments.checkpoints import Checkpoints
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.federation.backends.device import DeviceBackend
 from fedcsd.federation.backends.local import LocalBackend
@@ -80,7 +81,7 @@ class Meter(Callbacks):
         (Federation, "_personal"),
         (Federation, "save"),
         (RunDirectory, "record"),
-        (RunDirectory, "checkpoint"),
+        (Checkpoints, "save"),
         *((backend, name) for backend in (LocalBackend, DeviceBackend) for name in ("evaluate", "ask")),
         (Worker, "answer"),
     ]
@@ -91,7 +92,6 @@ class Meter(Callbacks):
         "evaluate": "evaluation",
         "record": "line",
         "save": "checkpoint",
-        "checkpoint": "checkpoint",
     }
 
     def __init__(self, told: Callable[[int, int], None]):
