@@ -4,6 +4,7 @@ A row is a round of a run; a run without rounds has one row. Each row repeats th
 divergence as JSON text, so that any reader of parquet files has everything. Path ARCHIVE/NAME names a run.
 """
 
+import io
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ import pyarrow.parquet as pq
 from fedcsd.errors import Divergence, UserError
 from fedcsd.experiments.recorded import FORMAT, RecordedRun
 from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.files import write_whole
 
 FILE = "runs.parquet"
 OF_RUN = ("run.name", "run.config", "run.summary", "run.divergence")  # columns that all rows of a run repeat
@@ -79,9 +81,9 @@ def write(path: Path, runs: Mapping[str, RecordedRun]) -> None:
         fields.append(field)
         arrays.append(array)
     schema = pa.schema(fields, metadata={"format": str(FORMAT)})
-    pq.write_table(
-        pa.Table.from_arrays(arrays, schema=schema), path, compression="zstd", compression_level=19
-    )
+    table, content = pa.Table.from_arrays(arrays, schema=schema), io.BytesIO()
+    pq.write_table(table, content, compression="zstd", compression_level=19)
+    write_whole(path, content.getvalue())
 
 
 def read(path: Path) -> dict[str, ArchivedRun]:
@@ -107,7 +109,7 @@ def _read(path: Path, modified: int) -> dict[str, ArchivedRun]:
 
 
 def is_run(path: Path) -> bool:
-    """Say if a path is the folder of a run, or ARCHIVE/NAME."""
+    """Tell if a path is the folder of a run, or ARCHIVE/NAME."""
     return path.parent.is_file() or (path / "config.toml").is_file()
 
 
@@ -153,7 +155,7 @@ def _reader(field: pa.Field) -> Callable[[Any], Any]:
 
 
 def _is_float(value: Any) -> bool:
-    """Say if a value is a float, or the None that a record has for NaN."""
+    """Tell if a value is a float, or the None that a record has for NaN."""
     return value is None or isinstance(value, float)
 
 
