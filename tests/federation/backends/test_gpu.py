@@ -201,7 +201,7 @@ def test_lanes_read_what_they_share_when_it_is_there() -> None:
     meter = Meter(20)
 
     def metered(some: Workspace) -> Outputs:
-        return some.remembered((-2, weights.token), lambda: meter._outputs(some, weights))
+        return some.remembered((-2, weights.token), lambda: meter.outputs(some, weights))
 
     for asked in (lambda s: s.probe(weights), lambda s: s.local_outputs(weights, 0), metered):
         for one in (workspace, other):

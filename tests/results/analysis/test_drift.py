@@ -21,7 +21,7 @@ from fedcsd.federation.rounds import Federation
 from fedcsd.messages import Request
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.results.analysis import drift, forgetting
-from fedcsd.results.analysis.one_round import cohort_of, latest, next_round, observable, ready
+from fedcsd.results.analysis.one_round import NextRound, latest, ready
 from helpers.federations import blobs, small
 
 SETTINGS: dict[str, Any] = {
@@ -107,22 +107,23 @@ def test_numbers_of_one_epoch_by_numpy() -> None:
 def test_looking_on_changes_no_bit(method: str, model: Any) -> None:
     run = trained(model)
     (table,) = choices_of(method, {}).values()
-    experiment = observable(ready(run, data=blobs(), model=model), make_method(table), epochs=3)
+    following, chosen = NextRound.of(ready(run, data=blobs(), model=model), 2), make_method(table)
     gathered = drift.Gathered(lambda: None)
-    with next_round(experiment, 2, [0, 1], gathered, drift.Meter(50)) as federation:
+    with following.trained(chosen, gathered, epochs=3, observer=drift.Meter(50)) as federation:
         (*_, last) = gathered.averages()
         assert torch.equal(last, federation.server.weights.flat)
-    assert torch.equal(last, plain_round(experiment, 2))
+    assert torch.equal(last, plain_round(following.experiment(chosen, 3), 2))
 
 
 def test_each_epoch_is_the_end_of_a_shorter_round() -> None:
     experiment = ready(trained(), data=blobs(), model=network)
     method = make_method({"name": "fedcsd"})
     gathered = drift.Gathered(lambda: None)
-    with next_round(observable(experiment, method, 3), 2, [0, 1], gathered, drift.Meter(50)):
+    following = NextRound.of(experiment, 2)
+    with following.trained(method, gathered, epochs=3, observer=drift.Meter(50)):
         pass
     for epochs, average in enumerate(gathered.averages(), 1):
-        assert torch.equal(average, plain_round(observable(experiment, method, epochs), 2))
+        assert torch.equal(average, plain_round(following.experiment(method, epochs), 2))
 
 
 def test_partial_participation_takes_the_next_rounds_cohort() -> None:
@@ -137,7 +138,7 @@ def test_partial_participation_takes_the_next_rounds_cohort() -> None:
         images=7,
         report=lambda *some: told.append(some),
     )
-    cohort = cohort_of(ready(run, data=blobs(), model=network), 2)
+    cohort = NextRound.of(ready(run, data=blobs(), model=network), 2).clients
     assert len(cohort) == 2
     assert found.forgetting.clients == cohort
     assert found.images == sum(found.forgetting.images) == 7

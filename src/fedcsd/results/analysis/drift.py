@@ -1,12 +1,13 @@
-"""Drift within a round: how local models leave the global one as they train on (the paper's Fig. 1).
+"""Drift within a round: the paper's Fig. 1.
 
-From a trained global model each method does one round of many local epochs, by the training code of any
-other round; after every epoch the local models are compared with the model they started from.
+From a trained global model each method trains one round of many local epochs. After every epoch the
+local models are compared with the model they started from.
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from fedcsd.experiments.experiment import Experiment, config_of
 from fedcsd.experiments.machine import backend_for
 from fedcsd.experiments.resuming import check_outside
 from fedcsd.experiments.running import Run
-from fedcsd.federation.backends.protocol import Backend
 from fedcsd.files import write_whole
 from fedcsd.messages import Reply, finite
 from fedcsd.methods import Method
@@ -33,7 +33,7 @@ from fedcsd.models.network import Outputs
 from fedcsd.objectives import kl_divergence
 from fedcsd.results.analysis import forgetting
 from fedcsd.results.analysis.forgetting import Forgetting, counts
-from fedcsd.results.analysis.one_round import Report, cohort_of, next_round, observable, ready, warmed_up
+from fedcsd.results.analysis.one_round import NextRound, Report, ready
 from fedcsd.results.plots import method_label
 from fedcsd.results.rows import told
 from fedcsd.results.style import COLOURS, PAGE, dress, lettered, look, printed, verbatim
@@ -43,12 +43,18 @@ from fedcsd.weights import Weights
 
 PAPER = ("fedavg", "feature_distillation", "logit_distillation", "fedcsd")
 IMAGES = 10_000  # test images that models are compared on, the first ones
-HISTORY = ("test_accuracy", "train_accuracy", "local_accuracy", "local_train_accuracy")
+HISTORY = {
+    "test_accuracy": "global, test",
+    "train_accuracy": "global, train",
+    "local_accuracy": "local, test",
+    "local_train_accuracy": "local, train",
+}
+"""measurements of the run's own rounds, with their name in the legend"""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One method, after each local epoch; of the local models the mean over clients."""
+    """Measurements of one method after each local epoch; local ones are means over clients."""
 
     logit_drift: list[float]
     """KL(global ‖ local) of the logits on test images"""
@@ -62,7 +68,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Drift:
-    """What a study found; the panels of the paper's figure are made from it."""
+    """The numbers of a study, from which the paper's figure is drawn."""
 
     settings: dict[str, Any]
     """of the federation, those that a reader wants to know"""
@@ -82,13 +88,13 @@ class Drift:
     """rounds that each method had before"""
 
     def named(self, names: Mapping[str, str]) -> "Drift":
-        """The same with methods under other names."""
+        """Return the study with other names for its methods."""
         after = {names[label]: right for label, right in self.forgetting.after.items()}
         curves = {names[label]: curve for label, curve in self.curves.items()}
         return replace(self, curves=curves, forgetting=replace(self.forgetting, after=after))
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """Of each method what the last epoch came to, as one prints it."""
+        """Return head and cells of a table: each method after the last epoch."""
         head = ["method", "logit drift", "feature drift", "local (%)", "average (%)"]
         return head, [
             [
@@ -103,7 +109,7 @@ class Drift:
 
     @property
     def when(self) -> str:
-        """What the table is of."""
+        """Describe the table."""
         (epochs, *_) = {len(curve.logit_drift) for curve in self.curves.values()}
         model = f"the global model of round {self.rounds}"
         images = f"{self.images} test images, on which {model} has {100 * self.accuracy:.2f} %"
@@ -111,7 +117,7 @@ class Drift:
 
     @property
     def alike(self) -> list[str]:
-        """Methods that were FedAvg to the last digit: without a warm-up what they keep starts anew here."""
+        """Return the methods whose clients trained as FedAvg's, since what they keep is new here."""
         plain = self.curves.get("fedavg")
         return [label for label, curve in self.curves.items() if label != "fedavg" and curve == plain]
 
@@ -129,15 +135,15 @@ def _number(value: float) -> str:
 
 
 class Meter:
-    """Looks at a local model after an epoch, on the first test images."""
+    """Measures a local model after an epoch, on the first test images."""
 
     def __init__(self, images: int):
         self.images = images
 
     def __call__(self, client: Client, start: Weights, now: Weights) -> Mapping[str, Tensor]:
         workspace = client.workspace
-        before = workspace.remembered((-2, start.token), lambda: self._outputs(workspace, start))
-        after = self._outputs(workspace, now)
+        before = workspace.remembered((-2, start.token), lambda: self.outputs(workspace, start))
+        after = self.outputs(workspace, now)
         labels = workspace.data.y_test[: self.images]
         right = labels[after.logits.argmax(1) == labels]
         return {
@@ -147,13 +153,13 @@ class Meter:
             "right": torch.bincount(right, minlength=client.classes).cpu(),
         }
 
-    def _outputs(self, workspace: Workspace, weights: Weights) -> Outputs:
+    def outputs(self, workspace: Workspace, weights: Weights) -> Outputs:
         rows = torch.arange(self.images, device=workspace.device)
         return workspace.forward(workspace.frozen("", weights), workspace.data.x_test, rows)
 
 
 class Gathered:
-    """What the clients of one method's round sent back, folded in as it arrives."""
+    """Measurements of one method's clients, and their mean weights after each epoch."""
 
     def __init__(self, done: Callable[[], object]):
         self.mean, self.done = Mean(), done
@@ -166,49 +172,33 @@ class Gathered:
             self.done()
 
     def averages(self) -> Iterator[Tensor]:
-        """The clients' mean weights after each epoch, by samples; one at a time, for all are many."""
+        """Yield the clients' mean weights after each epoch, one at a time to save memory."""
         assert self.mean.total is not None, "no client was observed"
         for total in self.mean.total:
             yield (total / self.mean.weight).to(self.mean.dtype)
 
     def over_clients(self, name: str) -> Tensor:
-        """[epochs, ...], the mean over clients."""
+        """Return the mean of a measurement over clients [epochs, ...]."""
         return torch.stack([seen[name].double() for seen in self.seen.values()]).mean(0)
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Where all methods of a study start from."""
+def curve_of(
+    following: NextRound, method: Method, epochs: int, images: int, done: Callable[[], object]
+) -> tuple[Curve, list[list[int]]]:
+    """Train a round by one method.
 
-    experiment: Experiment
-    epochs: int
-    rounds: int
-    clients: list[int]
-    images: int
-    warm_up: int
-
-    def right(self, backend: Backend, weights: Weights) -> NDArray[np.bool_]:
-        """Which of the test images a model classifies rightly [images]."""
-        return backend.evaluate(self.rounds, weights).correct[: self.images]
-
-    def round_of(self, method: Method, done: Callable[[], object]) -> tuple[Curve, list[list[int]]]:
-        """The method's curve, and the local models' right test images by class after the last epoch [K][C]."""
-        gathered, meter = Gathered(done), Meter(self.images)
-        usual = observable(self.experiment, method, self.experiment.settings.epochs)
-        kept = warmed_up(usual, self.rounds, self.clients, self.warm_up, done)
-        experiment = observable(self.experiment, method, self.epochs)
-        with next_round(experiment, self.rounds, self.clients, gathered, meter, kept) as federation:
-            averages = map(experiment.weights.like, gathered.averages())
-            accuracy = [float(self.right(federation.backend, average).mean()) for average in averages]
-        local = gathered.over_clients("right").sum(1) / self.images
-        logits, features = gathered.over_clients("logit_drift"), gathered.over_clients("feature_drift")
-        last = [gathered.seen[client]["right"][-1].tolist() for client in self.clients]
-        return Curve(logits.tolist(), features.tolist(), local.tolist(), accuracy), last
-
-    def start(self) -> NDArray[np.bool_]:
-        """Which of the test images the global model classifies rightly [images]."""
-        with backend_for(self.experiment) as backend:
-            return self.right(backend, self.experiment.weights)
+    Return its curve, and each local model's right test images by class after the last epoch [K][C].
+    """
+    gathered, like = Gathered(done), following.start.weights.like
+    with following.trained(
+        method, gathered, epochs=epochs, observer=Meter(images), on_warm_up=done
+    ) as federation:
+        found = (federation.backend.evaluate(following.rounds, like(flat)) for flat in gathered.averages())
+        average = [float(each.correct[:images].mean()) for each in found]
+    local = gathered.over_clients("right").sum(1) / images
+    logits, features = gathered.over_clients("logit_drift"), gathered.over_clients("feature_drift")
+    last = [gathered.seen[client]["right"][-1].tolist() for client in following.clients]
+    return Curve(logits.tolist(), features.tolist(), local.tolist(), average), last
 
 
 def study(
@@ -223,34 +213,57 @@ def study(
     model: Any = None,
     **changes: Any,
 ) -> Drift:
-    """One round of so many local epochs from the run's last global model, with each method.
+    """Train one round of so many local epochs from the run's last global model, with each method.
 
-    The clients are those that the run's next round would have, and so are their batches. A method starts
-    anew: its teacher is the model it starts from, and prototypes come from its own first exchange. With
-    `warm_up` it trains so many rounds before, of the run's own epochs; what it keeps of them is there,
-    and all methods start from the run's model nevertheless. `changes` are settings in place of the run's,
-    such as device or workers. It takes memory for four to six times epochs × the model.
+    The clients are those of the run's next round, with its batches. See `NextRound` for `warm_up` and
+    what a method keeps. `changes` replace settings of the run, such as device or workers. The study
+    takes memory for four to six times epochs × the model.
     """
-    entries = choices_of(methods, {})
+    entries, done = choices_of(methods, {}), 0
     experiment = ready(start, data=data, model=model, **changes)
-    rounds, images = len(start.history), min(images, len(experiment.data.y_test))
-    setting = Setting(experiment, epochs, rounds, cohort_of(experiment, rounds), images, warm_up)
+    following = NextRound.of(experiment, len(start.history), warm_up)
+    images = min(images, len(experiment.data.y_test))
+
+    def tell(label: str, more: int = 1) -> None:
+        nonlocal done
+        done += more
+        if report:
+            report(label, done, len(entries) * (warm_up + len(following.clients)))
+
     curves, after = {}, {}
-    steps = Steps(report, len(entries) * (warm_up + len(setting.clients)))
     for label, choice in entries.items():
-        steps.begin(label)
+        tell(label, 0)
         try:
-            curves[label], after[label] = setting.round_of(method_from(choice), steps)
+            curves[label], after[label] = curve_of(
+                following, method_from(choice), epochs, images, partial(tell, label)
+            )
         except Diverged as error:
             raise RunStopped(f"{label}: {error.divergence.message}: try fewer --epochs") from error
+    with backend_for(experiment) as backend:
+        before = backend.evaluate(following.rounds, experiment.weights).correct[:images]
     history = [{key: r[key] for key in ("round", *HISTORY) if r.get(key) is not None} for r in start.history]
-    settings, before = told({**config_of(experiment), "epochs": epochs}), setting.start()
-    forgetting = _forgetting(setting, before, after)
-    return Drift(settings, rounds, float(before.mean()), images, curves, history, forgetting, warm_up)
+    settings = told({**config_of(experiment), "epochs": epochs})
+    forgotten = forgetting_of(experiment, following.clients, before, after)
+    accuracy = float(before.mean())
+    return Drift(settings, following.rounds, accuracy, images, curves, history, forgotten, warm_up)
+
+
+def forgetting_of(
+    experiment: Experiment,
+    clients: Sequence[int],
+    before: NDArray[np.bool_],
+    after: dict[str, list[list[int]]],
+) -> Forgetting:
+    """Count right test images by class, before local training and after it."""
+    data = experiment.data
+    labels = data.y_test[: len(before)].numpy()
+    held = counts_of(data, [experiment.parts[k] for k in clients]) > 0
+    images = counts(np.ones(len(labels), dtype=bool), labels, data.classes)
+    return Forgetting(list(clients), held.tolist(), images, counts(before, labels, data.classes), after)
 
 
 def methods_for(run: Run) -> dict[str, Choice]:
-    """The paper's methods, and the run's own with the options that it was trained with."""
+    """Return the paper's methods, and the run's own with its options."""
     chosen: dict[str, Choice] = {name: name for name in PAPER}
     own = run.settings["method"]
     label = method_label(own)
@@ -261,37 +274,11 @@ def methods_for(run: Run) -> dict[str, Choice]:
     return {name: choice for name, choice in chosen.items() if name != own["name"]} | {label: own}
 
 
-class Steps:
-    """Counts local trainings and tells whoever wants to know."""
-
-    def __init__(self, report: Report | None, total: int):
-        self.report, self.total = report, total
-        self.label, self.done = "", 0
-
-    def begin(self, label: str) -> None:
-        self.label = label
-        self._tell()
-
-    def __call__(self) -> None:
-        self.done += 1
-        self._tell()
-
-    def _tell(self) -> None:
-        if self.report:
-            self.report(self.label, self.done, self.total)
-
-
-def _forgetting(setting: Setting, before: NDArray[np.bool_], after: dict[str, list[list[int]]]) -> Forgetting:
-    data, clients = setting.experiment.data, setting.clients
-    labels = data.y_test[: setting.images].numpy()
-    held = counts_of(data, [setting.experiment.parts[k] for k in clients]) > 0
-    images = counts(np.ones(len(labels), dtype=bool), labels, data.classes)
-    return Forgetting(clients, held.tolist(), images, counts(before, labels, data.classes), after)
-
-
 def draw(study: Drift, stem: Path, caption: str = "") -> list[Path]:
-    """The four panels of the paper's figure, as PNG, SVG and PDF. Panel c has two scales: the average of
-    the local models above, the local models below."""
+    """Draw the four panels of the paper's figure, as PNG, SVG and PDF.
+
+    Panel c has two scales: the average of the local models above, the local models below.
+    """
     written: list[Path] = []
     lines = -(-len(study.curves) // 3)  # of the legend; two have room
     with printed(PAGE, 2.15 + 0.13 * max(0, lines - 2), stem, written, caption) as figure:
@@ -321,10 +308,9 @@ def draw(study: Drift, stem: Path, caption: str = "") -> list[Path]:
 
 
 def _over_rounds(axis: Axes, study: Drift, title: str) -> None:
-    """Panel d: global and local models on test data and on local training data."""
-    names = dict(zip(HISTORY, ("global, test", "global, train", "local, test", "local, train"), strict=True))
-    for key, name in names.items():
-        # The global model on training data is the one that the round was begun with.
+    """Draw panel d: global and local models on test data and on local training data."""
+    for key, name in HISTORY.items():
+        # On training data the global model is the one that the round started from.
         before = key == "train_accuracy"
         points = [(r["round"] - before, 100 * r[key]) for r in study.history if key in r]
         if points:

@@ -1,4 +1,4 @@
-"""What local training forgets: accuracy on the classes that a client holds and on those it does not."""
+"""Forgetting in local training: accuracy on the classes that a client holds and on those it does not."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,8 +15,7 @@ MEANING = (
 
 @dataclass(frozen=True)
 class Forgetting:
-    """Test images classified rightly, class by class, by the global model and by the local models that
-    were trained from it."""
+    """Counts of right test images by class, for the global model and the local models trained from it."""
 
     clients: list[int]
     held: list[list[bool]]
@@ -29,8 +28,9 @@ class Forgetting:
     """by method: how many each client's local model gets right [K][C]"""
 
     def rows(self) -> list[list[float | None]]:
-        """For each method: accuracy on held classes before and after, on classes not held before and
-        after; means over the clients that have such classes, None if none has."""
+        """Return for each method the accuracy on held classes before and after, and on other classes.
+
+        Each is a mean over the clients that have such classes; None if no client has."""
         held = np.array(self.held, dtype=bool)
         before = np.broadcast_to(np.array(self.before), held.shape)
         return [
@@ -43,13 +43,13 @@ class Forgetting:
         ]
 
     def _mean(self, right: NDArray[Any], chosen: NDArray[np.bool_]) -> float | None:
-        """Accuracy over each client's chosen classes, mean over clients: [K, C], [K, C]."""
+        """Average over clients the accuracy on each one's chosen classes: [K, C], [K, C]."""
         images = (np.array(self.images) * chosen).sum(1)
         some = images > 0
         return float(((right * chosen).sum(1)[some] / images[some]).mean()) if some.any() else None
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """The numbers as one prints them, in percent."""
+        """Return head and cells of a table, in percent."""
         head = [
             "method",
             "held:\nbefore",
@@ -70,8 +70,7 @@ def _percent(value: float | None) -> str:
 
 
 def draw(forgetting: Forgetting, stem: Path, caption: str = "") -> list[Path]:
-    """Heat maps of accuracy by class, one a method: the global model above, the local models below it. A
-    dot marks the classes that a client holds."""
+    """Draw heat maps of accuracy by class, one for each method; a dot marks the classes of a client."""
     from fedcsd.results.style import COLUMN, PAGE, printed, verbatim
 
     methods, clients, classes = list(forgetting.after), len(forgetting.clients), len(forgetting.images)
@@ -121,6 +120,6 @@ def _panel(axis: Any, forgetting: Forgetting, label: str) -> Any:
 
 
 def counts(right: Sequence[bool] | NDArray[np.bool_], labels: NDArray[np.int64], classes: int) -> list[int]:
-    """How many of each class are right: [N], [N] -> [C]."""
+    """Count the right images of each class: [N], [N] -> [C]."""
     found: list[int] = np.bincount(labels[np.asarray(right, dtype=bool)], minlength=classes).tolist()
     return found

@@ -1,8 +1,8 @@
-"""A trained run as the start of an analysis, and one more round from there that can be looked into."""
+"""One more round of a trained run, with any method, whose clients can be observed."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,13 @@ from fedcsd.results.analysis.observation import Observed, Observer
 from fedcsd.weights import Value, Weights
 
 Report = Callable[[str, int, int], object]
-"""Told what is at work, and how many of how many pieces of work are done."""
+"""Called with the present piece of work, the number of pieces done and of all pieces."""
 
 HERE = {"device": Settings.device, **defaults_where(gpu=True)}  # an analysis runs on a CPU
 
 
 def latest(path: str | Path) -> Run:
-    """A run as far as it is: finished, or else up to its newest complete checkpoint."""
+    """Load a run: finished, or else up to its newest complete checkpoint."""
     path = Path(path).expanduser()
     if not (path / "config.toml").is_file():
         raise no_run(path, to_train=False)
@@ -57,7 +57,7 @@ def latest(path: str | Path) -> Run:
 
 
 def _refuse_python(settings: Mapping[str, Any], given: Mapping[str, Any], why: str = "") -> None:
-    """What was given from Python has to be given again."""
+    """Refuse a run whose data or model was given from Python and is not given again."""
     for what in ("data", "model"):
         choice = settings[what]
         name = choice if isinstance(choice, str) else choice["name"]
@@ -66,10 +66,9 @@ def _refuse_python(settings: Mapping[str, Any], given: Mapping[str, Any], why: s
 
 
 def ready(run: Run, *, data: Any = None, model: Any = None, **changes: Any) -> Experiment:
-    """The run's federation, with its last global model as the weights to start from.
+    """Return the run's federation, with its last global model as the weights to start from.
 
-    `changes` are settings in place of the run's own; data and model that were given from Python must be
-    given again.
+    `changes` replace settings of the run. Data and a model that were given from Python are given again.
     """
     if not run.weights:
         run = latest(run.path) if run.path else run
@@ -94,25 +93,8 @@ def ready(run: Run, *, data: Any = None, model: Any = None, **changes: Any) -> E
     return replace(experiment, weights=Weights(layout, flat))
 
 
-def observable(experiment: Experiment, method: Method, epochs: int) -> Experiment:
-    """The same federation with this method and so many local epochs, where all clients answer.
-
-    A GPU that trains clients stacked as one cannot show one of them, so that it takes them in lanes.
-    """
-    settings = experiment.settings
-    engine = "graphs" if settings.device == "cuda" and settings.engine != "eager" else settings.engine
-    settings = replace(settings, epochs=epochs, engine=engine, dropout=0.0, on_divergence="stop")
-    settings = replace(settings, track_drift=False)
-    return replace(experiment, method=method, settings=settings)
-
-
-def cohort_of(experiment: Experiment, rounds: int, also: Iterable[int] = ()) -> list[int]:
-    """The clients of the round after so many rounds, and some more."""
-    return sorted({*cohort(experiment.settings, rounds), *also})
-
-
 class Chosen(Federation):
-    """A federation whose next round has these clients."""
+    """A federation whose clients are given, not drawn."""
 
     chosen: Sequence[int] = ()
 
@@ -120,47 +102,75 @@ class Chosen(Federation):
         return self.chosen
 
 
-Kept = tuple[dict[str, Any], dict[str, Value]]
-"""What a method and its clients keep of earlier rounds, as `Federation.save` gives it."""
+@dataclass(frozen=True)
+class NextRound:
+    """The round after the last one of a run, for any method.
 
-
-def warmed_up(
-    experiment: Experiment, rounds: int, clients: Sequence[int], times: int, done: Callable[[], object]
-) -> Kept | None:
-    """What is kept of so many rounds from the experiment's weights, and these weights again."""
-    if not times:
-        return None
-    if times > rounds:
-        raise UserError(f"this run has {rounds} round{'s' * (rounds > 1)}: --warm-up may be as many at most")
-    with backend_for(experiment) as backend:
-        federation = Chosen(experiment, backend)
-        federation.round, federation.chosen = rounds - times, clients
-        for _ in range(times):
-            federation.step()
-            done()
-        header, values = federation.save()
-    return header, {**values, "server.weights": experiment.weights}
-
-
-@contextmanager
-def next_round(
-    experiment: Experiment,
-    rounds: int,
-    clients: Sequence[int],
-    seen: Callable[[Reply, Mapping[str, Tensor]], object],
-    observer: Observer | None = None,
-    kept: Kept | None = None,
-) -> Iterator[Federation]:
-    """Do the method's round after so many rounds; `seen` gets every reply and what was observed.
-
-    Without anything kept the method starts anew from the experiment's weights, so that its teacher is the
-    model it starts from.
+    A method starts anew from the run's model: its teacher is that model. With `warm_up` it trains so many
+    rounds before, of the run's own epochs; what it keeps of them stays, and the run's model comes back.
     """
-    experiment = replace(experiment, method=Observed(experiment.method, seen, observer))
-    with backend_for(experiment) as backend:
-        federation = Chosen(experiment, backend)
-        if kept:
-            federation.load(*kept)
-        federation.round, federation.chosen = rounds, clients
-        federation.step()
-        yield federation
+
+    start: Experiment
+    """from `ready`"""
+    rounds: int
+    """that the run has"""
+    clients: Sequence[int]
+    warm_up: int = 0
+
+    @classmethod
+    def of(cls, start: Experiment, rounds: int, warm_up: int = 0, also: Iterable[int] = ()) -> "NextRound":
+        """Return the next round with its cohort, and with some more clients."""
+        if warm_up > rounds:
+            raise UserError(
+                f"this run has {rounds} round{'s' * (rounds > 1)}: --warm-up may be as many at most"
+            )
+        return cls(start, rounds, sorted({*cohort(start.settings, rounds), *also}), warm_up)
+
+    def experiment(self, method: Method, epochs: int = 0) -> Experiment:
+        """Return the federation with this method and so many local epochs, in which all clients answer.
+
+        A client that is trained together with others cannot be observed: a GPU trains it in a lane.
+        """
+        settings = self.start.settings
+        engine = "graphs" if settings.device == "cuda" and settings.engine != "eager" else settings.engine
+        settings = replace(settings, epochs=epochs or settings.epochs, engine=engine, dropout=0.0)
+        settings = replace(settings, on_divergence="stop", track_drift=False)
+        return replace(self.start, method=method, settings=settings)
+
+    @contextmanager
+    def trained(
+        self,
+        method: Method,
+        seen: Callable[[Reply, Mapping[str, Tensor]], object],
+        *,
+        epochs: int = 0,
+        observer: Observer | None = None,
+        on_warm_up: Callable[[], object] = lambda: None,
+    ) -> Iterator[Federation]:
+        """Train the round by a method; `seen` gets each reply and what was observed."""
+        kept: tuple[dict[str, Any], dict[str, Value]] | None = None
+        if self.warm_up:
+            with self._federation(self.experiment(method), self.rounds - self.warm_up) as federation:
+                for _ in range(self.warm_up):
+                    federation.step()
+                    on_warm_up()
+                header, values = federation.save()
+            kept = header, {**values, "server.weights": self.start.weights}
+        observed = self.experiment(Observed(method, seen, observer), epochs)
+        with self._federation(observed, self.rounds, kept) as federation:
+            federation.step()
+            yield federation
+
+    @contextmanager
+    def _federation(
+        self,
+        experiment: Experiment,
+        rounds: int,
+        kept: tuple[dict[str, Any], dict[str, Value]] | None = None,
+    ) -> Iterator[Chosen]:
+        with backend_for(experiment) as backend:
+            federation = Chosen(experiment, backend)
+            if kept:
+                federation.load(*kept)
+            federation.round, federation.chosen = rounds, self.clients
+            yield federation

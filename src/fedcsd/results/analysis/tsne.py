@@ -1,4 +1,4 @@
-"""Features of test images in the plane (t-SNE), and how well they tell the classes apart, as numbers.
+"""Features of test images in the plane (t-SNE), and numbers for how well they separate the classes.
 
 The paper's figure: the global models of FedAvg and of FedCSD, and two local models trained from the
 latter, with cross-entropy alone and with the full local loss.
@@ -25,15 +25,7 @@ from fedcsd.experiments.running import Run
 from fedcsd.messages import Reply
 from fedcsd.methods import Method, methods
 from fedcsd.plugins import free
-from fedcsd.results.analysis.one_round import (
-    Report,
-    cohort_of,
-    latest,
-    next_round,
-    observable,
-    ready,
-    warmed_up,
-)
+from fedcsd.results.analysis.one_round import NextRound, Report, latest, ready
 from fedcsd.results.plots import labels_of
 from fedcsd.results.style import COLOURS, COLUMN, PAGE, lettered, printed, verbatim
 from fedcsd.weights import Weights
@@ -47,7 +39,7 @@ PALETTE = (*COLOURS, "#882255", "#AAAAAA")
 
 @dataclass(frozen=True)
 class Cloud:
-    """One model's features of the test images."""
+    """Features of the test images by one model."""
 
     title: str
     points: NDArray[np.float32]
@@ -83,14 +75,14 @@ def picture(
     caption: str = "",
     **changes: Any,
 ) -> list[Path]:
-    """Features of test images by each run's last global model, and by a local model of the last run.
+    """Draw features of test images by each run's last global model, and by a local model of the last run.
 
     With several runs there is a second local model, trained with cross-entropy alone. The local models
     are those of `client` (by default the one that holds the fewest classes) after `epochs` local epochs
-    (by default the run's own) in one more round, before which the method has `warm_up` rounds to keep
-    something of, as in `fedcsd.results.analysis.drift.study`. Written are PNG, SVG and PDF, and the numbers as JSON.
+    (by default the run's own) in one more round; see `NextRound` for `warm_up`. Write PNG, SVG and PDF,
+    and the numbers as JSON; return the paths.
     """
-    _check_alike(list(runs.values()))
+    _check_same_data(list(runs.values()))
     last, experiments = "", {}
     for last, run in runs.items():
         experiments[last] = ready(run, data=data, model=model, **changes)
@@ -132,7 +124,7 @@ def labelled(paths: Sequence[Path]) -> dict[str, Run]:
 
 
 def table(saved: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]]]:
-    """The numbers of a picture, of what is saved of it, as one prints them."""
+    """Return head and cells of a table of a picture's saved numbers."""
     head = ["features", f"{NEIGHBOURS} nearest (%)", "silhouette"]
     return head, [
         [
@@ -144,8 +136,8 @@ def table(saved: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[str]
     ]
 
 
-def _check_alike(runs: Sequence[Run]) -> None:
-    """Panels beside each other are of the same test images and the same model."""
+def _check_same_data(runs: Sequence[Run]) -> None:
+    """Refuse runs of different data or models."""
     for what in ("data", "model"):
         for run in runs:
             first, other = runs[0].settings[what], run.settings[what]
@@ -157,7 +149,7 @@ def _check_alike(runs: Sequence[Run]) -> None:
 
 
 def _methods(run: Run, *, plain: bool) -> dict[str, Method]:
-    """What the local models are trained with, by name."""
+    """Return the methods of the local models, by name."""
     own = make_method(run.settings["method"])
     fedavg = methods.load("fedavg")
     if type(own) is fedavg:
@@ -169,10 +161,11 @@ def _methods(run: Run, *, plain: bool) -> dict[str, Method]:
 def _local(
     experiment: Experiment, method: Method, rounds: int, client: int | None, epochs: int, warm_up: int = 0
 ) -> tuple[int, Weights]:
-    """A client's local model after one more round of the method, and which client it is."""
+    """Train one more round by the method; return a client and its local model."""
     held = (counts_of(experiment.data, experiment.parts) > 0).sum(1)
     if client is None:
-        client = min(cohort_of(experiment, rounds), key=lambda k: (held[k], -len(experiment.parts[k]), k))
+        drawn = NextRound.of(experiment, rounds, warm_up).clients
+        client = min(drawn, key=lambda k: (held[k], -len(experiment.parts[k]), k))
     if not 0 <= client < len(held):
         raise UserError(f"there is no client {client}: choose from 0 to {len(held) - 1}")
     found: dict[int, Weights] = {}
@@ -181,9 +174,7 @@ def _local(
         if isinstance(reply.values.get("weights"), Weights):
             found[reply.client] = reply.weights
 
-    clients, usual = cohort_of(experiment, rounds, [client]), experiment.settings.epochs
-    kept = warmed_up(observable(experiment, method, usual), rounds, clients, warm_up, lambda: None)
-    with next_round(observable(experiment, method, epochs or usual), rounds, clients, seen, kept=kept):
+    with NextRound.of(experiment, rounds, warm_up, [client]).trained(method, seen, epochs=epochs):
         pass
     if client not in found:
         raise UserError(f"{type(method).__name__} sends no local model to the server: there is none to show")
@@ -207,7 +198,7 @@ def _cloud(title: str, experiment: Experiment, weights: Weights, samples: int) -
 def features_of(
     experiment: Experiment, weights: Weights, samples: int
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """A model's penultimate features of so many test images, drawn by seed, and their labels: [N, D], [N]."""
+    """Return a model's features of so many test images, drawn by seed, and their labels: [N, D], [N]."""
     data = experiment.data
     rng = seeds.rng(experiment.settings.seed, "tsne")
     rows = np.sort(rng.permutation(len(data.y_test))[:samples])
@@ -220,9 +211,10 @@ def features_of(
 
 
 def embedded(features: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
-    """t-SNE in the plane: [N, D] -> [N, 2]. One thread, for sums of several differ in their last bits.
+    """Embed features in the plane by t-SNE: [N, D] -> [N, 2].
 
-    What does not differ is one point; t-SNE itself would divide by the spread of such features.
+    One thread computes it: sums of several threads differ in their last bits. Features that are all the
+    same become one point, since t-SNE divides by their spread.
     """
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
@@ -243,7 +235,7 @@ def embedded(features: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
 
 
 def draw(clouds: list[Cloud], stem: Path, caption: str = "") -> list[Path]:
-    """A panel for each model; the classes by colour, and by their number where they lie."""
+    """Draw a panel for each model; colours and numbers mark the classes."""
     written: list[Path] = []
     columns = min(4, len(clouds))
     rows = -(-len(clouds) // columns)
