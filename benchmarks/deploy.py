@@ -19,7 +19,7 @@ from typing import Any
 
 from safetensors.torch import load_file
 
-from fedcsd.deploy.local import Federation
+from fedcsd.deploy.local import LocalDeployment
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.federation.callbacks import Callbacks
 from fedcsd.federation.evaluation import Record
@@ -70,7 +70,7 @@ class Marks(Callbacks):
         self.seen.append((self.relay.down, self.relay.up))
 
 
-def measure(federation: Federation, relay: Relay, out: Path, values: dict[str, Any]) -> list[float]:
+def measure(federation: LocalDeployment, relay: Relay, out: Path, values: dict[str, Any]) -> list[float]:
     """Return for a round after the first: bytes that must be sent, bytes of messages, bytes on the wire, seconds."""
     status, marks = federation.run({**values, "out": str(out)}), Marks(relay)
     federation.follow(out, status, marks, values["rounds"])
@@ -104,7 +104,7 @@ def main() -> None:
     print(f"{'':36}" + "".join(f"{name:>18}" for name in head))
     with tempfile.TemporaryDirectory(prefix="fedcsd-deploy-") as name:
         folder = Path(name)
-        with Federation(folder / "deploy", options.nodes) as federation:
+        with LocalDeployment(folder / "deploy", options.nodes) as federation:
             relay = Relay(federation.address)
             federation.reached_at = relay.address
             federation.start()

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedcsd.deploy.local import Federation
+from fedcsd.deploy.local import LocalDeployment
 from fedcsd.deploy.processes import MARK, marked
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.federation.callbacks import Callbacks
@@ -43,7 +43,7 @@ def test_deployed_weights_are_the_simulators(tmp_path: Path) -> None:
     there = Path(folder, "mnist").is_dir() and folder
     mnist = {"data": "mnist", "train_size": 600} if there else {"data": like_mnist(tmp_path / "like.npz")}
     runs, seen = {}, Seen()
-    with Federation(tmp_path / "deploy", NODES) as federation:
+    with LocalDeployment(tmp_path / "deploy", NODES) as federation:
         federation.start()
         for kind, data in (("digits", {}), ("mnist", mnist)):
             wave = {}

@@ -66,7 +66,7 @@ def test_weights_are_those_of_a_simulation_with_the_same_clients(
     parts = [np.arange(a, b) for a, b in pairwise(starts)]
     values = {"method": method, "epochs": 1, "rounds": 3, "workers": 1}
     experiment = prepare(values, data=whole, parts=(parts, []))
-    simulated = jobs.train(jobs.Job(experiment, {}, None, [], None))
+    simulated = jobs.train(jobs.Job(experiment, {}))
     assert all(torch.equal(run.weights[k], simulated.weights[k]) for k in run.weights)
     for here, there in zip(run.history, simulated.history, strict=True):
         assert here["test_accuracy"] == pytest.approx(there["test_accuracy"])

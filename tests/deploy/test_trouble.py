@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedcsd.deploy.keys import make_node_key
-from fedcsd.deploy.local import Federation, read_status
+from fedcsd.deploy.local import LocalDeployment, read_status
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.federation.callbacks import Callbacks
 from helpers.deployments import same_bits, settings, simulated
@@ -61,7 +61,7 @@ REFUSED = {(1, "train", 2), (2, "prototypes", 2), (3, "train", 2), (4, "train", 
 LATE = {(5, "prototypes", 2)}
 
 
-def wait_for(federation: Federation, out: Path, rounds: int, seconds: float = 400) -> None:
+def wait_for(federation: LocalDeployment, out: Path, rounds: int, seconds: float = 400) -> None:
     until = time.monotonic() + seconds
     while len(RunDirectory(out).history()) < rounds:
         federation.tend()
@@ -69,7 +69,7 @@ def wait_for(federation: Federation, out: Path, rounds: int, seconds: float = 40
         time.sleep(0.1)
 
 
-def stranger(federation: Federation, name: str, *options: str) -> str:
+def stranger(federation: LocalDeployment, name: str, *options: str) -> str:
     """Start a node that must not get in, check that it does not, and return its output."""
     log = federation.processes.logs / f"{name}.log"
     command = ["flower-supernode", "--superlink", federation.address, "--max-retries", "1", *options]
@@ -89,7 +89,7 @@ def stranger(federation: Federation, name: str, *options: str) -> str:
 def test_trouble_ends_with_the_right_weights(tmp_path: Path) -> None:
     out = tmp_path / "run"
     values = settings(method="fedcsd", clients=3, rounds=6, out=str(out), min_clients=2, round_timeout=30.0)
-    with Federation(tmp_path / "deploy", 3) as federation:
+    with LocalDeployment(tmp_path / "deploy", 3) as federation:
         federation.start()
         status = federation.run(values, client=EVIL)
 

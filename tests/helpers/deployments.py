@@ -49,11 +49,11 @@ def simulated(run: Path, absent: Absent | None = None) -> dict[str, Tensor]:
     )
 
     @contextmanager
-    def place(experiment: Experiment, folder: Path | None) -> Iterator[tuple[Backend, States]]:
+    def host(experiment: Experiment, folder: Path | None) -> Iterator[tuple[Backend, States]]:
         with this_machine(experiment, folder) as (backend, states):
             yield Without(backend, absent or set()), states
 
-    return jobs.train(job, place=place).weights
+    return jobs.train(job, host=host).weights
 
 
 def same_bits(run: Path, weights: Mapping[str, Tensor]) -> bool:

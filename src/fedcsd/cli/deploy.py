@@ -1,10 +1,6 @@
 """Run the same methods over Flower, on one machine or across sites (`fedcsd deploy`)."""
 
 import json
-import shlex
-import shutil
-from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -23,7 +19,7 @@ from fedcsd.cli.options import (
 )
 from fedcsd.config.settings import settings_where
 from fedcsd.deploy.settings import Deployment, deployment_of
-from fedcsd.errors import UserError, end
+from fedcsd.errors import UserError
 from fedcsd.plugins import short
 
 deployment_options = options_from(Deployment)
@@ -31,7 +27,7 @@ deployment_options = options_from(Deployment)
 
 @click.group()
 def deploy() -> None:
-    """The same methods over Flower: real processes here, real sites elsewhere.
+    """Run the same methods over Flower: real processes here, real sites elsewhere.
 
     \b
       fedcsd deploy local --nodes 4 --data digits --beta 0.1 --rounds 10
@@ -83,113 +79,26 @@ def local(
     values = gather(experiment, options, assignments)
 
     from fedcsd.cli.show import show_finished
+    from fedcsd.deploy.local import LocalRun
     from fedcsd.experiments.choices import resolved
     from fedcsd.results.terminal import ProgressDisplay
 
     if resume:
-        plan = taken_up(resume.expanduser(), values, given)
+        run = LocalRun.resumed(resume.expanduser(), values, given)
     else:
-        plan = started({**resolved(values), "clients": nodes}, given, out, overwrite)
+        values = {**resolved(values), "clients": nodes}
+        path = (out.expanduser() if out else free_name(values)).resolve()
+        run = LocalRun.new(values, given, path, overwrite=overwrite)
     with ProgressDisplay() as progress:
-        follow = progress.follow(short(plan["method"]), plan["rounds"])
-        show_finished(carried_out(plan, port or 0, follow))
+        show_finished(run.train(progress.follow(short(run.method), run.rounds), port or 0))
 
 
 def check_flower() -> None:
+    """Refuse to work without Flower."""
     try:
         import flwr  # noqa: F401
     except ImportError:
         raise UserError("this needs Flower: pip install 'fedcsd[flower]'") from None
-
-
-def started(
-    values: dict[str, Any], given: Mapping[str, Any], out: Path | None, overwrite: bool
-) -> dict[str, Any]:
-    """What a new run needs, all of it checked before anything is started."""
-    from fedcsd.experiments.experiment import prepare
-    from fedcsd.experiments.run_folder import RunDirectory
-
-    deployment = deployment_of(given)
-    prepared = prepare(values)
-    target = (out.expanduser() if out else free_name(values)).resolve()
-    RunDirectory(target).check_free(overwrite)
-    clients = prepared.settings.clients
-    if deployment.min_clients > clients:
-        raise UserError(f"--min-clients {deployment.min_clients} is more than the {clients} nodes")
-    config = {"experiment": json.dumps(values), "overwrite": overwrite, **asdict(deployment)}
-    return {
-        "out": target,
-        "config": config,
-        "nodes": clients,
-        "rounds": prepared.settings.rounds,
-        "method": values["method"]["name"],
-        "done": 0,
-    }
-
-
-def taken_up(path: Path, values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run that goes on needs."""
-    from fedcsd.deploy.local import FOLDER
-    from fedcsd.experiments.run_folder import RunDirectory
-
-    directory, rounds = RunDirectory.open(path), values.get("rounds")
-    kept, settings = directory.config.get("deploy"), directory.settings
-    if other := sorted(set(values) - {"rounds"}):
-        raise UserError(f"{other[0]} cannot change in a run: start a new one, or change rounds")
-    if kept is None:
-        raise UserError(
-            f"{path} is no run of fedcsd deploy: fedcsd resume {shlex.quote(str(path))} goes on with it"
-        )
-    if directory.summary is not None:
-        raise UserError(f"{path} is finished: {directory.summary['rounds']} rounds")
-    if not (path / FOLDER).is_dir():
-        raise UserError(f"{path} was not started with fedcsd deploy local: go on with {kept['again']}")
-    kept = {key: kept[key] for key in Deployment.__dataclass_fields__ if key in kept}
-    config = {"resume": True, **asdict(deployment_of({**kept, **given}))}
-    return {
-        "out": path.resolve(),
-        "config": config | ({"rounds": rounds} if rounds else {}),
-        "nodes": settings["clients"],
-        "rounds": rounds or settings["rounds"],
-        "method": settings["method"]["name"],
-        "done": directory.checkpoints.rounds_saved,
-    }
-
-
-def carried_out(plan: Mapping[str, Any], port: int, watch: Any) -> Any:
-    """Start the processes, run, and stop them; the finished run."""
-    from fedcsd.deploy.local import FOLDER, Federation
-    from fedcsd.experiments import running as jobs
-    from fedcsd.experiments.machine import sigterm_as_interrupt
-    from fedcsd.experiments.run_folder import RunDirectory
-    from fedcsd.files import writing
-
-    out: Path = plan["out"]
-    folder = out / FOLDER
-    again = f"fedcsd deploy local --resume {shlex.quote(str(out))}"
-    if not plan["config"].get("resume"):
-        shutil.rmtree(folder, ignore_errors=True)
-    with writing(out, "choose another --out"):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    try:
-        with sigterm_as_interrupt(), Federation(folder, plan["nodes"], port=port) as federation:
-            watch.stage(f"starting a SuperLink and {plan['nodes']} SuperNodes on {federation.address}")
-            federation.start()
-            watch.stage("the nodes join and read their data")
-            config = {**plan["config"], "out": str(out), "again": again, "join_timeout": 120.0}
-            status = federation.run(config)
-            federation.follow(out, status, watch, plan["rounds"], plan["done"])
-    except KeyboardInterrupt as error:
-        if (out / "config.toml").exists():
-            end(error, saved=RunDirectory(out).checkpoints.rounds_saved, command=again)
-        raise
-    finally:
-        if not (out / "config.toml").exists():  # nothing came of it
-            shutil.rmtree(folder, ignore_errors=True)
-            with suppress(OSError):
-                out.rmdir()
-    shutil.rmtree(folder, ignore_errors=True)  # keys, copies and logs: of no use any more
-    return jobs.load_run(out)
 
 
 @deploy.command()
@@ -285,7 +194,7 @@ def certificates(folder: Path, hosts: tuple[str, ...]) -> None:
     folder = folder.expanduser()
     if any((folder / name).exists() for name in ("ca.crt", "server.key")):
         raise UserError(f"{folder} has certificates already: sites rely on them; choose another folder")
-    # The SuperLink itself is spoken to as 127.0.0.1 by what runs beside it.
+    # Processes on the server itself reach the SuperLink as 127.0.0.1.
     make_certificates(folder, [*dict.fromkeys([*hosts, "127.0.0.1", "localhost"])])
     print(f"for every site:       {folder / 'ca.crt'}")
     print(f"for the server only:  {folder / 'server.crt'}, {folder / 'server.key'}")

@@ -1,1 +1,4 @@
-"""A federation over Flower: real nodes, each with its own data, or Flower's simulation on a Ray cluster."""
+"""A deployment trains over Flower: what the server (server/) and the nodes (node/) share belongs here, and its setup.
+
+The round loop is that of federation/, a run's folder that of experiments/.
+"""

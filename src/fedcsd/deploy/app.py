@@ -1,4 +1,4 @@
-"""The Flower app as files: what `flwr run` takes."""
+"""Write a Flower app: the folder that `flwr run` starts."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,15 +11,15 @@ from fedcsd.__version__ import __version__
 TESTED = ">=1.41,<2"
 PACKAGE = "fedcsd_app"
 MODULES = ("__init__", "server_app", "client_app")
-SERVER = '''"""The server's part: the round loop of fedcsd, in the place where Flower starts it."""
+SERVER = '''"""Flower starts the round loop of fedcsd here, at the server."""
 
 from fedcsd.deploy.server.serve import app
 
 __all__ = ["app"]
 '''
-CLIENT = '''"""The part that runs at each site.
+CLIENT = '''"""Flower starts the client here, at each site.
 
-Flower's mods for clipping or noise go around training like this; set mods = true in pyproject.toml as well:
+Flower's mods for clipping or noise wrap training like this; set mods = true in pyproject.toml as well:
 
     from flwr.clientapp.mod import LocalDpMod
     from fedcsd.deploy.node.client import make_app
@@ -31,27 +31,13 @@ from fedcsd.deploy.node.client import app
 
 __all__ = ["app"]
 '''
-KEYS = (
-    "out",
-    "experiment",
-    "again",
-    "status",
-    "resume",
-    "overwrite",
-    "mode",
-    "set",
-    "data_options",
-    "join_timeout",
-)
-DEFAULTS: dict[str, Any] = dict.fromkeys(KEYS, "") | {
-    "resume": False,
-    "overwrite": False,
-    "join_timeout": 0.0,
-}
+TEXTS = ("out", "experiment", "again", "status", "mode", "set", "data_options")
+DEFAULTS: dict[str, Any] = dict.fromkeys(TEXTS, "")
+DEFAULTS |= {"resume": False, "overwrite": False, "join_timeout": 0.0}
 
 
 def write_app(folder: Path, config: Mapping[str, Any], *, client: str = CLIENT) -> None:
-    """An app with these settings, all of which `flwr run --run-config` may change."""
+    """Write an app with these settings; `flwr run --run-config` may change each of them."""
     package = folder / PACKAGE
     package.mkdir(parents=True, exist_ok=True)
     about = {

@@ -1,4 +1,4 @@
-"""`fedcsd deploy init`: a Flower app and what people need who run it."""
+"""Write a Flower app, with instructions for the people who run it (`fedcsd deploy init`)."""
 
 import re
 import shutil
@@ -23,12 +23,14 @@ PAGES = {
     "fedcsd-supernode.service": "systemd/fedcsd-supernode.service",
 }
 SIMULATION = {"SIMULATION.md": "README.md"}
-INNER = 8000  # where the SuperLink listens, on the server itself
+INNER = 8000  # port of the SuperLink on the server itself
 
 
 def found(chosen: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, str], set[Path]]:
-    """Method and model as they are named in the app, and the files of one's own that go with it to the sites; what
-    is not there, or would not be found there, is refused."""
+    """Return the names of method and model in the app, and the user's files that the app takes to the sites.
+
+    A file that does not exist, or that could not be imported at a site, is refused.
+    """
     from fedcsd.experiments.choices import make_method
     from fedcsd.models import find
 
@@ -58,8 +60,10 @@ def write_folder(
     data_options: str,
     own: Iterable[Path] = (),
 ) -> None:
-    """The app, its pages and units; without a host the app is for a simulation. Never into a folder that
-    holds anything. Files of one's own method and model go along."""
+    """Write the app, its pages and its units into a new folder; without a host it is for a simulation.
+
+    `own` are files of a method or model that are copied into the app.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder} exists already and is not empty: choose another folder")
     mode = "sites" if host else "partition"
@@ -68,29 +72,26 @@ def write_folder(
         write_app(folder, {**settings, **config})
         for file in own:
             shutil.copy(file, folder / PACKAGE / file.name)
-        facts = {"host": host, "port": port, "inner": INNER, "sites": sites}
-        facts |= {
-            "check": f"--options '{data_options}'" if data_options else "",
-            "classes": _classes(data_options),
-        }
+        check = f"--options '{data_options}'" if data_options else ""
+        facts = {"host": host, "port": port, "inner": INNER, "sites": sites, "check": check}
+        facts["classes"] = _classes(data_options)
         for page, target in (PAGES if host else SIMULATION).items():
             text = files("fedcsd").joinpath(f"templates/deploy/{page}").read_text(encoding="utf-8")
             path = folder / target
             path.parent.mkdir(exist_ok=True)
             path.write_text(Template(text).substitute(facts).replace(" \n", "\n"), encoding="utf-8")
-        here = {
-            "address": f"127.0.0.1:{INNER}",
-            "root-certificates": str(folder.resolve() / "certificates/ca.crt"),
-        }
-        simulation = {"address": ":local:"}
-        name, connection = ("federation", here) if host else ("simulation", simulation)
+        authority = str(folder.resolve() / "certificates/ca.crt")
+        name, connection = "simulation", {"address": ":local:"}
+        if host:
+            name = "federation"
+            connection = {"address": f"127.0.0.1:{INNER}", "root-certificates": authority}
         connections = {"superlink": {"default": name, name: connection}}
         (folder / "flower-config.toml").write_text(tomli_w.dumps(connections), encoding="utf-8")
         (folder / ".gitignore").write_text("certificates/\nruns/\n*.key\n*.db*\nnginx*\n!nginx.conf\n")
 
 
 def _classes(data_options: str) -> str:
-    """What a site must know of how classes are numbered."""
+    """Return the sentence for the sites about the numbers of classes."""
     given = dict(option.partition("=")[::2] for option in data_options.split())
     if names := given.get("classes", "").strip("'\""):
         if names.isdigit():

@@ -1,4 +1,4 @@
-"""Certificates of the SuperLink and keys of nodes: made here, as files that Flower's own commands take."""
+"""Make the certificates of a SuperLink and the keys of nodes, as files for Flower's own commands."""
 
 import datetime
 import ipaddress
@@ -15,8 +15,10 @@ DAYS = 825
 
 
 def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
-    """ca.crt for everyone; server.crt and server.key for the SuperLink. The authority's own key is not kept:
-    for another name of the server a new set is made."""
+    """Write ca.crt for everybody, and server.crt and server.key for the SuperLink.
+
+    The authority's key is not kept: another name of the server needs a new set.
+    """
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     authority, server = (ec.generate_private_key(ec.SECP384R1()) for _ in range(2))
     issuer = _name("fedcsd federation")
@@ -36,7 +38,7 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> None:
 
 
 def make_node_key(path: Path) -> Path:
-    """A node's private key at `path` and, beside it, the public one that the server is given."""
+    """Write a node's private key, and beside it the public key for the server; return the public key's path."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     key, plain = ec.generate_private_key(ec.SECP384R1()), serialization.NoEncryption()
     kind = serialization.PrivateFormat.OpenSSH
@@ -49,7 +51,7 @@ def make_node_key(path: Path) -> Path:
 
 
 def write_secret(path: Path, content: bytes) -> None:
-    """A new file that nobody else may read; one that exists is left alone."""
+    """Write a new file that only this user may read; raise FileExistsError if there is one."""
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
@@ -71,17 +73,8 @@ def _name(text: str) -> x509.Name:
 
 
 def _usage() -> x509.KeyUsage:
-    unused = dict.fromkeys(
-        (
-            "content_commitment",
-            "key_encipherment",
-            "data_encipherment",
-            "key_agreement",
-            "encipher_only",
-            "decipher_only",
-        ),
-        False,
-    )
+    names = "content_commitment key_encipherment data_encipherment key_agreement encipher_only decipher_only"
+    unused = dict.fromkeys(names.split(), False)
     return x509.KeyUsage(digital_signature=True, key_cert_sign=True, crl_sign=True, **unused)
 
 

@@ -1,4 +1,4 @@
-"""Flower's own programs as processes of ours: started with what they need, and stopped whatever happens."""
+"""Start Flower's own programs as processes, and stop them whatever happens."""
 
 import ctypes
 import os
@@ -18,12 +18,12 @@ from uuid import uuid4
 from fedcsd.errors import RunStopped, UserError
 
 MARK = "FEDCSD_DEPLOYMENT"
-PATIENCE = 6.0  # seconds to end by itself
+PATIENCE = 6.0  # seconds for a process to end by itself
 PR_SET_PDEATHSIG = 1
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
+    """Return ports that are free."""
     sockets = [socket.socket() for _ in range(count)]
     for some in sockets:
         some.bind(("127.0.0.1", 0))
@@ -43,7 +43,7 @@ def is_free(port: int) -> bool:
 
 
 def program(name: str) -> str:
-    """One of Flower's commands, of the environment that this is."""
+    """Return the path of one of Flower's commands in this environment."""
     path = Path(sys.executable).parent / name
     if not path.exists():
         raise UserError("this needs Flower: pip install 'fedcsd[flower]'")
@@ -51,22 +51,22 @@ def program(name: str) -> str:
 
 
 def _end_with_parent() -> None:
-    """In the child: be killed if the parent dies, however it dies."""
+    """Ask the kernel to kill this child process when its parent dies."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def end_with_launcher() -> None:
-    """In one of Flower's processes: be killed when the process that started all of them is gone.
+    """Kill this process of Flower's when the process that started all of them is gone.
 
-    Flower's own way out is to tell the SuperLink, for which it waits for ever if that is gone as well.
+    By itself it would tell the SuperLink first, and wait for ever if that is gone as well.
     """
     launcher = int(os.environ.get(MARK, "0").partition(" ")[0])
 
     def watch() -> None:
         with suppress(ProcessLookupError):
             while True:
-                os.kill(launcher, 0)  # asks whether it is there
+                os.kill(launcher, 0)  # raises if it is gone
                 time.sleep(0.5)
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -75,7 +75,7 @@ def end_with_launcher() -> None:
 
 
 class Processes:
-    """Processes that end with this object, or with this process. All that they start bears their mark."""
+    """Processes of Flower end with this object, or with this process; their children carry its mark."""
 
     def __init__(self, folder: Path):
         self.folder, self.mark = folder, f"{os.getpid()} {uuid4().hex}"
@@ -90,7 +90,7 @@ class Processes:
         self.stop()
 
     def environment(self, name: str) -> dict[str, str]:
-        """A home of its own for Flower's files, no calls home, and where its programs find each other."""
+        """Return the environment of a process: its own folder for Flower's files, and no telemetry."""
         return {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
@@ -102,7 +102,7 @@ class Processes:
         }
 
     def start(self, name: str, command: Sequence[str]) -> None:
-        """Start one of Flower's programs; what it says goes to logs/NAME.log."""
+        """Start one of Flower's programs; its output goes to logs/NAME.log."""
         with open(self.logs / f"{name}.log", "ab") as log:
             self.running[name] = subprocess.Popen(
                 [program(command[0]), *command[1:]],
@@ -115,7 +115,7 @@ class Processes:
             )
 
     def call(self, command: Sequence[str], timeout: float = 60) -> None:
-        """Run one of Flower's programs to its end."""
+        """Run one of Flower's programs to its end; raise RunStopped if it fails."""
         done = subprocess.run(
             [program(command[0]), *command[1:]],
             env=self.environment("cli"),
@@ -132,7 +132,7 @@ class Processes:
             raise RunStopped(f"{command[0]} {command[1]} failed: {said[-1] if said else done.returncode}")
 
     def check(self, name: str) -> None:
-        """Stop if one of them has ended, which it should not do by itself."""
+        """Raise RunStopped if a process has ended by itself."""
         if self.running[name].poll() is not None:
             raise RunStopped(f"{name} ended by itself: {self.last_words(name)}")
 
@@ -142,7 +142,7 @@ class Processes:
         return f"{lines[-1][:200]} (all of it: {path})" if lines else f"see {path}"
 
     def end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
-        """Stop one of them and all that it started."""
+        """Stop one process and all that it started."""
         process = self.running.pop(name)
         home = f"FLWR_HOME={self.folder / name}".encode()
         with suppress(ProcessLookupError):
@@ -155,7 +155,7 @@ class Processes:
         process.wait()
 
     def stop(self) -> None:
-        """Stop all of them, and whatever they have started."""
+        """Stop all processes and all that they started."""
         for process in self.running.values():
             with suppress(ProcessLookupError):
                 process.terminate()
@@ -169,7 +169,7 @@ class Processes:
         self.running.clear()
 
     def _kill(self, mark: bytes) -> None:
-        """Kill whatever has this in its environment; some of Flower's processes leave their parent's group."""
+        """Kill all processes with this in their environment; some of Flower's leave their parent's group."""
         until = time.monotonic() + PATIENCE
         while (found := marked(mark)) and time.monotonic() < until:
             for number in found:
@@ -179,7 +179,7 @@ class Processes:
 
 
 def marked(mark: bytes) -> list[int]:
-    """Processes with this in their environment, which children inherit."""
+    """Return the processes with this in their environment, which children inherit."""
     found = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
@@ -191,7 +191,7 @@ def marked(mark: bytes) -> list[int]:
 def wait_for_server(
     address: str, certificate: Path | None, processes: Processes, seconds: float = 120
 ) -> None:
-    """Until the SuperLink answers; without a certificate it is one that speaks without TLS."""
+    """Wait until the SuperLink answers; without a certificate it is asked without TLS."""
     context = ssl.create_default_context(cafile=str(certificate)) if certificate else None
     url = f"http{'s' if certificate else ''}://{address}/health"
     until = time.monotonic() + seconds

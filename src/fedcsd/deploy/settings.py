@@ -1,4 +1,4 @@
-"""What a deployment has to know beside the settings of training. None of it alters a result at its default."""
+"""The settings of a deployment beside those of training; their defaults change no result."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _shown = partial(option, panel="The deployment")
 
 @dataclass(frozen=True)
 class Deployment:
-    """How a federation over Flower behaves; the table [deploy] of a run's config.toml."""
+    """The settings of a federation over Flower; they stand in the table [deploy] of a run's config.toml."""
 
     min_clients: int = _shown(
         0, "clients that must have answered before a round goes on without the others (0: all)", ge=0
@@ -39,7 +39,7 @@ class Deployment:
 
 
 def deployment_of(values: Mapping[str, Any]) -> Deployment:
-    """From plain values, each checked."""
+    """Make the settings of a deployment from plain values; other values are left out."""
     found = build(Deployment, {key: v for key, v in values.items() if key in Deployment.__dataclass_fields__})
     if found.round_timeout and not found.min_clients:
         raise UserError(

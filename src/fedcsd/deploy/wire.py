@@ -1,7 +1,7 @@
-"""Headers and arrays as Flower records and back. Nothing here is pickled, and nothing that arrives is trusted.
+"""Convert headers and arrays to Flower records and back, without pickle and without trust in what arrives.
 
-Neither torch nor the rest of fedcsd is needed, so that the process that Flower starts for each message
-is quick to start.
+This module needs neither torch nor the rest of fedcsd: Flower starts a process for each message, which has
+to be quick.
 """
 
 import json
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from flwr.app import Message, RecordDict
 
 HEADER, ARRAYS, METRICS = "fedcsd", "arrays", "metrics"
-MAIN = "v.weights"  # what Flower's mods for clipping and noise may look at and change
+MAIN = "v.weights"  # the array that Flower's mods for clipping and noise read and change
 KINDS = {"float32", "float64", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"}
 CLIPPING_NORM = "clipping_norm"  # flwr.supercore.differential_privacy.KEY_CLIPPING_NORM
 
 
 class Malformed(ValueError):
-    """A message that is not what it should be."""
+    """A message cannot be used, for the reason in its text."""
 
 
 @dataclass
 class Parcel:
-    """What travels: a header of plain JSON and arrays by name."""
+    """The content of a message: a header of plain JSON, and arrays by name."""
 
     header: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
 
 
 def content_of(parcel: Parcel, *, alone: bool = False, clipping_norm: float = 0.0) -> "RecordDict":
-    """A parcel as Flower records: one of arrays, one of settings.
+    """Pack a parcel into Flower records: one of arrays, one of settings.
 
     With `alone` the weights are the only Flower array and all others are bytes among the settings:
-    Flower's mods take every array that they see for weights.
+    Flower's mods treat every array as weights.
     """
     from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
@@ -56,7 +56,7 @@ def content_of(parcel: Parcel, *, alone: bool = False, clipping_norm: float = 0.
 
 
 def parcel_of(content: "RecordDict") -> Parcel:
-    """What `content_of` packed; Malformed if it is anything else."""
+    """Return the parcel that `content_of` packed; raise Malformed for anything else."""
     try:
         config = content.config_records[HEADER]
         header = json.loads(str(config["header"]))
@@ -72,7 +72,7 @@ def parcel_of(content: "RecordDict") -> Parcel:
 
 
 def unpacked(blob: Any, name: str) -> NDArray[Any]:
-    """The array in bytes that numpy.save wrote. Its size is compared before anything is made of it."""
+    """Return the array in bytes of numpy.save; its size is checked before memory is taken."""
     if not isinstance(blob, bytes):
         raise Malformed(f"{name[:40]!r} is not an array")
     stream = BytesIO(blob)
@@ -91,7 +91,7 @@ def unpacked(blob: Any, name: str) -> NDArray[Any]:
 
 
 def size_of(message: "Message") -> int:
-    """Bytes of a message as Flower sends it, without what the connection adds."""
+    """Return the bytes of a message as Flower sends it, without the overhead of the connection."""
     from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 
     return sum(len(part.deflate()) for part in get_all_nested_objects(message).values())

@@ -1,4 +1,4 @@
-"""A node's part of a deployment over Flower: it answers for the clients whose data it holds.
+"""The nodes' part of the Flower app belongs here: a node answers for the client whose data it holds.
 
-Not here: the server's part (deploy/server/).
+The server's part belongs to deploy/server/.
 """

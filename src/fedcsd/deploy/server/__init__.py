@@ -1,4 +1,4 @@
-"""The server's part of a deployment over Flower.
+"""The server's part of the Flower app belongs here: it asks nodes and checks their answers.
 
-Not here: the nodes' part (deploy/node/) and what both share (deploy/).
+The nodes' part belongs to deploy/node/, and what both share to deploy/.
 """
