@@ -18,7 +18,7 @@ import numpy as np
 
 import fedcsd
 from fedcsd.experiments.summary import summarise
-from fedcsd.results.report.page import write
+from fedcsd.results.report.page import write_report
 
 METHODS, SEEDS, ROUNDS, TRIES = 10, 3, 100, 5
 READY = "return document.querySelectorAll('.plot .main-svg').length"
@@ -91,7 +91,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         found = runs(Path(name))
         began = time.perf_counter()
-        page = write([found], Path(name) / "report.html")
+        page = write_report([found], Path(name) / "report.html")
         wrote = time.perf_counter() - began
         print(
             f"{METHODS * SEEDS} runs of {ROUNDS} rounds: {page.stat().st_size / 1e6:.2f} MB, written in {wrote:.2f} s"

@@ -28,6 +28,8 @@ class Measurement:
     """number in a run's summary: of the final round, or over all rounds"""
     column: str = ""
     """heading in the table of a comparison"""
+    note: str = ""
+    """explains that column below the table"""
     digits: int = 2
     panel: bool = False
     """has a panel in curves.png"""
@@ -60,10 +62,14 @@ class Measurement:
         """Return the number in the unit of the axis."""
         return self.factor * self.value(record)
 
+    def of_run(self, summary: Mapping[str, Any]) -> float:
+        """Return the number of a whole run in the unit of the axis, NaN if its summary has none."""
+        return self.factor * number(self.derived(summary) if self.derived else summary.get(self.key))
+
 
 def number(value: Any) -> float:
-    """Return a number as a float, and NaN for anything else."""
-    return float(value) if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+    """Return a number as it is, and NaN for anything else."""
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
 
 
 def _sent(record: Mapping[str, Any]) -> float:
@@ -88,11 +94,13 @@ M, DRIFT, PERCENT = Measurement, "--track-drift", ("%", 100.0)
 _ROWS = (
     M("round", "round"),
     M("rounds", "rounds", scope="run"),
-    M("test_accuracy", "test accuracy", *PERCENT, better="higher", chart="accuracy", summary="final", panel=True),
+    M("test_accuracy", "test accuracy", *PERCENT, better="higher", chart="accuracy", summary="final",
+      column="accuracy", panel=True),
     M("test_loss", "test loss", better="lower", chart="accuracy", summary="final"),
     M("train_loss", "train loss", better="lower", chart="accuracy"),
     M("mean_of_last_ten_accuracy", "mean of the last ten rounds", *PERCENT, scope="run"),
-    M("own_accuracy", "accuracy on clients' own data", *PERCENT, better="higher", panel=True, derived=_own_accuracy),
+    M("own_accuracy", "accuracy on clients' own data", *PERCENT, better="higher", column="own data",
+      panel=True, derived=_own_accuracy),
     M("client_accuracy_mean", "global model on own data", *PERCENT, better="higher", chart="own", short="mean",
       summary="final"),
     M("client_accuracy_worst_decile", "global model, worst tenth of clients", *PERCENT, better="higher", chart="own",
@@ -114,7 +122,7 @@ _ROWS = (
     M("client_accuracies", "global model on each client's own data", *PERCENT, scope="client", better="higher"),
     M("client_accuracies_personal", "own models on each client's own data", *PERCENT, scope="client", better="higher"),
     M("logit_drift", "logit drift (KL, global ‖ local)", chart="drift", short="logits", summary="mean",
-      column="logit drift", digits=3, panel=True, option=DRIFT),
+      column="logit drift", note="KL(global ‖ local) after local training, mean over all rounds", digits=3, panel=True, option=DRIFT),
     M("feature_drift", "feature drift", chart="drift", short="features", summary="mean", option=DRIFT),
     M("local_accuracy", "local models' test accuracy", *PERCENT, better="higher", chart="drift",
       short="local accuracy", summary="mean", panel=True, option=DRIFT),
@@ -129,7 +137,7 @@ _ROWS = (
     M("target_entropy", "target's entropy / log C", chart="target", short="entropy", reference=1.0, own=True),
     M("target_distance", "1 − target's entropy / log C", chart="target", short="distance", log=True,
       derived=_target_distance),
-    M("megabytes", "sent, both ways", "MB", column="sent", derived=_sent),
+    M("megabytes", "sent, both ways", "MB", column="sent", note="both ways, all rounds", derived=_sent),
     M("best_accuracy", "best round's accuracy", *PERCENT, scope="run", column="best"),
     M("best_round", "best round", scope="run"),
     M("seconds", "time of a round", "s", chart="cost", short="seconds", summary="sum", column="time"),

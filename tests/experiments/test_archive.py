@@ -15,7 +15,7 @@ from fedcsd.errors import Divergence, UserError
 from fedcsd.experiments import archive
 from fedcsd.experiments.recorded import RecordedRun
 from fedcsd.experiments.run_folder import RunDirectory
-from fedcsd.results import plots
+from fedcsd.results import groups, plots
 from fedcsd.results.report.collect import collect
 
 SMALL: dict[str, Any] = {"rounds": 2, "epochs": 1, "clients": 3, "min_samples": 2, "workers": 1}
@@ -114,13 +114,13 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_readers_take_an_archive_as_they_take_folders(study: Path) -> None:
-    shown = [plots.grouped(plots.found([path])) for path in (study, study / "archived")]
+    shown = [plots.grouped(groups.found([path])) for path in (study, study / "archived")]
     assert shown[0] == shown[1]
     folders, archived = (collect([path]) for path in (study, study / "archived"))
     different = {key for key in folders if folders[key] != archived[key]}
     assert different <= {"title", "made", "partitions"}  # an archive has no partition
     one = study / "archived" / archive.FILE / "seed1"
-    assert plots.found([one])[0].history() == RunDirectory.open(study / "seed1").history()
+    assert groups.found([one])[0].history() == RunDirectory.open(study / "seed1").history()
 
 
 def test_a_round_is_a_row_for_any_reader_of_parquet(study: Path) -> None:

@@ -23,10 +23,9 @@ from fedcsd.errors import Diverged, Divergence, Note, UserError
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.summary import summarise
 from fedcsd.federation.callbacks import Callbacks
-from fedcsd.results import curves, tables
+from fedcsd.results import comparison, curves, tables
 from fedcsd.results import terminal as console
-from fedcsd.results.rows import rows
-from fedcsd.results.tables import Row
+from fedcsd.results.rows import Row, rows
 from fedcsd.training import Client
 from fedcsd.weights import Values, Weights
 from helpers.comparisons import END, FIRST, NAN, ROWS, SMALL, a_row, a_run
@@ -66,17 +65,17 @@ def test_differences_are_over_the_seeds_that_both_have() -> None:
 
 
 def test_only_results_of_all_seeds_as_asked_compete_for_the_best() -> None:
-    assert tables.best_of(ROWS) == [False, True, False, False]
-    assert tables.best_of(ROWS[:1]) == [False]
-    assert tables.best_of(ROWS[2:]) == [False, False]
+    assert comparison.best_of(ROWS) == [False, True, False, False]
+    assert comparison.best_of(ROWS[:1]) == [False]
+    assert comparison.best_of(ROWS[2:]) == [False, False]
     mended = a_row("mended", [99.0] * 3, mended=True)
-    assert tables.best_of([*ROWS, mended, a_row("tie", [94.2001] * 3)]) == [False, True] + [False] * 3 + [
+    assert comparison.best_of([*ROWS, mended, a_row("tie", [94.2001] * 3)]) == [False, True] + [False] * 3 + [
         True
     ]
 
 
 def test_markdown() -> None:
-    lines = tables.markdown([*ROWS, a_row("x|y", [1.0] * 3, mended=True)], [0, 1, 2], {}).splitlines()
+    lines = comparison.markdown([*ROWS, a_row("x|y", [1.0] * 3, mended=True)], [0, 1, 2], {}).splitlines()
     assert lines[0] == "| method | accuracy (%) | vs fedavg | sent (MB) | best (%) |"
     assert lines[3] == "| a_b:c=5% | **94.20 ± 1.06** | +2.20 ± 1.39 | 1.50 | 97.00 |"
     assert lines[5] == "| gone | diverged (rounds 3 to 7) | – | – | – |"
@@ -85,7 +84,7 @@ def test_markdown() -> None:
 
 
 def test_csv_has_the_same_numbers() -> None:
-    lines = list(csv.DictReader(io.StringIO(tables.csv_text(ROWS))))
+    lines = list(csv.DictReader(io.StringIO(comparison.csv_text(ROWS))))
     assert [line["method"] for line in lines] == ["fedavg", "a_b:c=5%", "shaky", "gone"]
     assert float(lines[1]["accuracy_mean"]) == pytest.approx(94.2)
     assert float(lines[1]["difference_std"]) == pytest.approx(1.92**0.5, abs=1e-6)
@@ -96,7 +95,7 @@ def test_csv_has_the_same_numbers() -> None:
 
 
 def test_latex() -> None:
-    text = tables.latex(ROWS, [0, 1, 2], {})
+    text = comparison.latex(ROWS, [0, 1, 2], {})
     assert r"\begin{tabular}{lrrrr}" in text
     assert r"method & accuracy (\%) & vs fedavg & sent (MB) & best (\%) \\" in text
     assert r"a\_b:c=5\% & $\mathbf{94.20 \pm 1.06}$ & $+2.20 \pm 1.39$ & $1.50$ & $97.00$ \\" in text
@@ -108,11 +107,11 @@ def test_latex() -> None:
 
 
 def test_special_characters_in_latex() -> None:
-    assert tables.latex_text(r"a_b %&#$ {x} \y ~^ <|> n--o") == (
+    assert tables.latex(r"a_b %&#$ {x} \y ~^ <|> n--o") == (
         r"a\_b \%\&\#\$ \{x\} \textbackslash{}y \textasciitilde{}\textasciicircum{} "
         r"\textless{}\textbar{}\textgreater{} n-{}-o"
     )
-    assert tables.latex_text("μ=1, µ, λ\nο") == r"$\mu$=1, $\mu$, $\lambda$ o"
+    assert tables.latex("μ=1, µ, λ\nο") == r"$\mu$=1, $\mu$, $\lambda$ o"
 
 
 def test_rows_survive_json() -> None:
@@ -141,24 +140,23 @@ def test_own_data_is_of_the_personal_models_where_there_are_any() -> None:
         for s, v in enumerate((0.8, 0.9))
     ]
     plain = [a_run("plain", 0.5), a_run("plain", 0.5, seed=1)]
-    head, cells = tables.table(rows({"fedavg": on_global, "mine": personal, "plain": plain}))
-    place = head.index("own data (%)")
-    assert [cell[place] for cell in cells] == ["65.00 ± 7.07", "85.00 ± 7.07", "–"]
-    assert "each client's own model" in tables.captions(rows({"mine": personal}), [0, 1])[1]
-    line = next(csv.DictReader(io.StringIO(tables.csv_text(rows({"mine": personal})))))
+    made = comparison.table(rows({"fedavg": on_global, "mine": personal, "plain": plain}))
+    assert made.column("own data (%)") == ["65.00 ± 7.07", "85.00 ± 7.07", "–"]
+    assert "each client's own model" in comparison.captions(rows({"mine": personal}), [0, 1])[1]
+    line = next(csv.DictReader(io.StringIO(comparison.csv_text(rows({"mine": personal})))))
     assert (line["own_data_mean"], line["own_data_model"]) == ("85.0", "personal")
     # Without personal models and --holdout there is no such column.
-    assert "own data (%)" not in tables.table(rows({"fedavg": on_global}))[0]
+    assert "own data (%)" not in comparison.table(rows({"fedavg": on_global})).head
     held = [a_run("fedavg", 0.5, holdout=0.2, client_accuracy_mean=0.6)]
-    head, cells = tables.table(rows({"fedavg": held}))
-    assert head == [
+    made = comparison.table(rows({"fedavg": held}))
+    assert made.head == [
         "method",
         "accuracy (%)",
         "own data (%)",
         "sent (MB)",
         "best (%)",
     ]  # nothing to compare with
-    assert cells[0][2] == "60.00"
+    assert made.texts[0][2] == "60.00"
 
 
 def test_own_data_with_holdout() -> None:
@@ -260,7 +258,7 @@ def test_a_reference_that_diverged_at_once(tmp_path: Path) -> None:
         assert result.runs["fragile"][0].history == []
         assert result.rows[0].accuracy == "diverged (round 1)"
         assert result.rows[1].difference == "–"
-        assert result.rows[0].megabytes is None
+        assert result.rows[0].values("megabytes") == []
     alone = package.compare({"f": Fragile(when=1, seed=0)}, data=blobs(), out=tmp_path / "d", **SMALL)
     assert alone.picture is not None
     assert alone.picture.exists()

@@ -18,10 +18,11 @@ from fedcsd.errors import Note
 from fedcsd.experiments.comparison_folder import FILES
 from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import Run
-from fedcsd.results import curves, tables
+from fedcsd.experiments.summary import notable
+from fedcsd.results import comparison, curves
 from fedcsd.results import terminal as console
 from fedcsd.results.comparison import Comparison
-from fedcsd.results.rows import About, rows, told
+from fedcsd.results.rows import About, Row, rows
 from helpers.comparisons import FIRST, ROWS, SMALL, a_row, a_run
 from helpers.federations import blobs
 from helpers.program import Fedcsd
@@ -64,7 +65,7 @@ def test_seeds_trained_with_other_code_are_told_everywhere(tmp_path: Path) -> No
         f"remove its folder Mine-seed{seed} and give the same command"
         for seed in (0, 1)
     ]
-    assert tables.best_of(result.rows) == [True, False]
+    assert comparison.best_of(result.rows) == [True, False]
     for text in texts_of(out):
         assert row.notes[0] in text
         assert row.notes[1] in text
@@ -129,15 +130,17 @@ def personal_runs() -> dict[str, list[Run]]:
 
 def test_personalised_methods_are_compared_by_own_data() -> None:
     made = rows(personal_runs(), About(untrained=frozenset({"fedper"})))
-    head, cells = tables.table(made, tables.MARKDOWN)
-    place = head.index("own data (%)")
-    assert [cell[place] for cell in cells] == ["50.00", "**80.00**"]
-    assert [cell[1] for cell in cells] == ["**60.00**", "10.00"]
-    below = "\n".join(tables.captions(made, [0]))
+    table = comparison.table(made)
+    assert (table.column("own data (%)"), table.column("accuracy (%)")) == (
+        ["50.00", "80.00"],
+        ["60.00", "10.00"],
+    )
+    assert [row.index(True) if any(row) else 0 for row in table.best] == [1, table.head.index("own data (%)")]
+    below = "\n".join(comparison.captions(made, [0]))
     assert "personalised methods, which give each client a model of its own, are to be compared by" in below
     assert "accuracy of fedper: of a global model in which the part that stays" in below
     held = [a_run("fedavg", 0.5, holdout=0.2, client_accuracy_mean=0.6)]
-    assert "personalised" not in "\n".join(tables.captions(rows({"fedavg": held}), [0]))
+    assert "personalised" not in "\n".join(comparison.captions(rows({"fedavg": held}), [0]))
 
 
 def test_which_global_models_are_untrained_in_part() -> None:
@@ -194,7 +197,7 @@ def test_options_for_all_methods_are_told(tmp_path: Path) -> None:
     assert "% with method.mu=1.0 for fedcsd, fedprox\n" in latex
     notes = [line["notes"] for line in csv.DictReader(io.StringIO(table))]
     assert notes == ["", "with method.mu=1.0", "", "with method.mu=1.0"]
-    assert tables.best_of([a_row("a", FIRST), a_row("b", [99.0] * 3, shared={"mu": 1})]) == [False, True]
+    assert comparison.best_of([a_row("a", FIRST), a_row("b", [99.0] * 3, shared={"mu": 1})]) == [False, True]
     default = package.FedProx().mu  # what changes nothing needs no note
     same = package.compare("fedavg,fedprox", data=blobs(), method={"mu": default}, **SMALL)
     assert not any(row.shared for row in same.rows)
@@ -233,7 +236,7 @@ def test_the_settings_stand_below_the_table(tmp_path: Path) -> None:
 
 def test_settings_that_are_told() -> None:
     base = {"data": "digits", "model": "mlp", "partition": "dirichlet", "train_size": 0, "augment": "none"}
-    assert told(base) == {
+    assert notable(base) == {
         "data": "digits",
         "model": "mlp",
         "clients": 10,
@@ -250,11 +253,11 @@ def test_settings_that_are_told() -> None:
         "track_drift": True,
         "augment": "cifar",
     }
-    values = told(other)
+    values = notable(other)
     assert values["data"] == "mine.npz (size=64)"
     assert (values["partition"], values["beta"], values["augment"]) == ("quantity", 0.1, "cifar")
     assert "workers" not in values
-    assert "track_drift true;" in tables.settings_line(values, [0])
+    assert "track_drift true;" in comparison.legend([a_row("a", FIRST)], [0], values)[-1]
 
 
 @pytest.mark.parametrize("loss", [6e33, 231.0, math.inf, math.nan, None])
@@ -265,9 +268,9 @@ def test_a_run_that_blew_up_is_marked(loss: float | None, tmp_path: Path) -> Non
     assert [row.blew_up for row in made] == [False, True]
     assert made[1].accuracy.endswith("†")
     assert made[1].notes[0].startswith("seed 1: blew up: the test loss of its final round is ")
-    assert tables.best_of(made) == [True, False]
-    assert "†: with runs whose loss blew up; never" in tables.markdown(made, [0, 1], {})
-    assert str([tables.Row.from_json(row.to_json()) for row in made]) == str(made)
+    assert comparison.best_of(made) == [True, False]
+    assert "†: with runs whose loss blew up; never" in comparison.markdown(made, [0, 1], {})
+    assert str([Row.from_json(row.to_json()) for row in made]) == str(made)
 
 
 def test_an_untrained_part_is_no_blow_up() -> None:
@@ -345,8 +348,8 @@ def test_what_guessing_gets_right_says_how_much_must_be_learned(
 ) -> None:
     made = [a_row("a", [accuracy], guess=guess), a_row("b", [accuracy], guess=guess)]
     assert [row.guessing for row in made] == [guessing] * 2
-    assert tables.best_of(made) == [not guessing] * 2
-    assert ("no better than guessing" in tables.markdown(made, [0], {})) == guessing
+    assert comparison.best_of(made) == [not guessing] * 2
+    assert ("no better than guessing" in comparison.markdown(made, [0], {})) == guessing
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 from fedcsd.errors import Divergence
 from fedcsd.experiments.running import Run
 from fedcsd.experiments.summary import summarise
-from fedcsd.results.tables import Row
+from fedcsd.results.rows import Row
 
 NAN = math.nan
 END = Divergence(7, "client 3: the loss is no longer finite in local epoch 1")
@@ -16,7 +16,12 @@ SMALL: dict[str, Any] = {"clients": 4, "min_samples": 2, "epochs": 1, "workers":
 def a_row(label: str, accuracies: list[float], first: list[float] | None = None, **more: Any) -> Row:
     differences = [a - b for a, b in zip(accuracies, first or accuracies, strict=True)]
     ends = [END if math.isnan(a) else None for a in accuracies]
-    return Row(label, accuracies, differences, None, 1.5, 97.0, 2.0, **{"diverged": ends, **more})
+    measured = {
+        "megabytes": [1.5] * len(ends),
+        "best_accuracy": [97.0] * len(ends),
+        "seconds": [2.0] * len(ends),
+    }
+    return Row(label, accuracies, differences, measured, **{"diverged": ends, **more})
 
 
 FIRST = [90.0, 92.0, 94.0]
@@ -24,7 +29,7 @@ ROWS = [
     a_row("fedavg", FIRST),
     a_row("a_b:c=5%", [93.0, 95.0, 94.6], FIRST),
     a_row("shaky", [99.0, NAN, 98.0], FIRST, notes=[f"seed 1: {END}"]),
-    Row("gone", [NAN] * 3, [NAN] * 3, None, None, None, diverged=[END, Divergence(3, "x"), END]),
+    Row("gone", [NAN] * 3, [NAN] * 3, diverged=[END, Divergence(3, "x"), END]),
 ]
 
 

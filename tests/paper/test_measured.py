@@ -16,16 +16,16 @@ from fedcsd.paper.exhibits import EXHIBITS, NAMES, PRINTED, Cell, Exhibit, Part,
 from fedcsd.paper.measured import Measured, Result, apart, best_in, curve, measure, nearer_pool, order_of
 from fedcsd.paper.report import (
     Report,
-    cell_text,
+    cell,
     findings,
-    measured_text,
+    measured_cell,
     missing_line,
     order_lines,
     order_text,
     table,
 )
 from fedcsd.paper.scales import Choices
-from fedcsd.results.tables import LATEX, MARKDOWN, PLAIN
+from fedcsd.results.tables import latex, markdown, plain
 
 NAN = math.nan
 POINT = Point("cifar100", "fedavg", 0.5)
@@ -100,7 +100,7 @@ def test_a_final_round_without_a_value_has_none() -> None:
     measured = measure(cell, (0,), {(POINT, 0): run})
     assert math.isnan(measured.values[0])
     assert measured.best == pytest.approx((90,))
-    assert measured_text(measured, PLAIN) == "–"
+    assert measured_cell(measured) == ["–"]
 
 
 def test_the_order_of_four_methods_by_hand() -> None:
@@ -194,15 +194,16 @@ def test_the_text_of_a_cell() -> None:
     }
     planned = {(cell.point, seed): None for cell in cells for seed in (0, 1)}
     report = Report(exhibit, Choices("paper", (0, 1)), planned, runs)  # type: ignore[arg-type]
-    texts = [cell_text(report, r, PLAIN) for r in report.results]
+    texts = ["".join(map(plain, cell(report, r))) for r in report.results]
     assert texts == [
         "67.00 ± 1.41 (66.67, +0.33)",
         "60.00 (1 of 2 diverged) (98.49ᵃ, -38.49)",
         "diverged (rounds 3 to 9) (68.64)",
         "– (68.34)",
     ]
-    assert cell_text(report, report.results[0], MARKDOWN, best=True) == "**67.00 ± 1.41** (66.67, +0.33)"
-    assert "($98.49$$^a$, $-38.49$)" in cell_text(report, report.results[1], LATEX)
+    best = cell(report, report.results[0], best=True)
+    assert "".join(map(markdown, best)) == "**67.00 ± 1.41** (66.67, +0.33)"
+    assert "($98.49$$^a$, $-38.49$)" in "".join(map(latex, cell(report, report.results[1])))
     assert report.doubts == {f"moon, β = 0.5: {why}": "a"}
 
 
@@ -261,8 +262,10 @@ def test_rows_named_after_data_say_what_stands_in() -> None:
     exhibit, choices = EXHIBITS["fig-mask"], Choices("paper", (0,), {}, {"femnist": "mnist"})
     planned = {(point, 0): None for point in exhibit.points}
     report = Report(exhibit, choices, planned, {})  # type: ignore[arg-type]
-    _, rows = table(report, report.parts[0], PLAIN)
-    assert [row[0] for row in rows] == ["CIFAR-100, β = 0.5", "FEMNIST, β = 0.05 (mnist in its place)"]
+    assert [row[0] for row in table(report, report.parts[0]).texts] == [
+        "CIFAR-100, β = 0.5",
+        "FEMNIST, β = 0.05 (mnist in its place)",
+    ]
 
 
 def test_without_runs_nothing_is_said() -> None:

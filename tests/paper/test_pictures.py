@@ -16,7 +16,7 @@ from fedcsd.paper.plan import PlannedRun, parse_only
 from fedcsd.paper.report import Report
 from fedcsd.paper.reproduce import Progress, reproduce
 from fedcsd.paper.scales import Choices
-from fedcsd.results.tables import one_line
+from fedcsd.results.tables import unbroken
 
 
 def choices(**overrides: Any) -> Choices:
@@ -90,7 +90,7 @@ def test_what_pictures_show_is_in_tables_too(tmp_path: Path) -> None:
         assert float(row[4]) == pytest.approx(100 * curve["average_accuracy"][-1], abs=0.01)
     for name, numbers in (("drift", drifts), ("forgetting", forgotten)):
         head, *rows = csv.reader((folder / f"fig1-{name}.csv").open())
-        assert (head, rows) == ([one_line(text) for text in numbers["head"]], numbers["rows"])
+        assert (head, rows) == ([unbroken(text) for text in numbers["head"]], numbers["rows"])
     text = (folder / "fig1.md").read_text()
     assert ": forgetting](fig1-forgetting.png)" in text
     assert f"| {' | '.join(drifts['rows'][0])} |" in text

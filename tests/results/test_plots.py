@@ -11,8 +11,9 @@ import pytest
 from fedcsd.cli.main import guarded
 from fedcsd.cli.trained_runs import folder_for
 from fedcsd.errors import Note, UserError
+from fedcsd.measurements import measurement, of_chart
 from fedcsd.plugins import digest_of
-from fedcsd.results import plots
+from fedcsd.results import groups, plots
 from fedcsd.results.report import runs as report_runs
 from helpers.runs import FACTS
 
@@ -50,14 +51,14 @@ def stored(path: Path, method: dict[str, Any], seed: int = 0, **changes: Any) ->
 
 def test_methods_are_called_as_one_names_them() -> None:
     def called(**changes: Any) -> str:
-        return plots.method_label({**FEDCSD, **changes})
+        return groups.method_label({**FEDCSD, **changes})
 
     assert called() == "fedcsd"
     assert called(mu=0.01) == "fedcsd:mu=0.01"
     assert called(target="uniform") == "fedcsd:uniform"
     assert called(target="uniform", mu=0.01) == "fedcsd:uniform:mu=0.01"
     assert called(similarity=False, mask="none", teacher="global") == "fedcsd:base"
-    assert plots.method_label({"name": "/tmp/my_method.py:Mine", "mu": 1.0}) == "Mine"
+    assert groups.method_label({"name": "/tmp/my_method.py:Mine", "mu": 1.0}) == "Mine"
 
 
 OWN = """
@@ -85,15 +86,15 @@ def test_variants_of_ones_own_method_are_called_as_one_names_them(
     changes: list[dict[str, Any]] = [{}, {"kind": "power"}, {"mu": 1.0}, {"mu": 1.0, "deep": False}]
 
     def labels(name: str) -> list[str]:
-        return plots.labels_of([{**BASE, "method": {"name": name, **plain, **c}} for c in changes])
+        return groups.labels_of([{**BASE, "method": {"name": name, **plain, **c}} for c in changes])
 
     for name in (f"{tmp_path}/mine.py:Mine", "pack.its:Mine"):
         assert labels(name) == ["Mine", "Mine:kind=power", "Mine:strong", "Mine:strong:deep=false"]
     gone = labels(f"{tmp_path}/gone.py:Mine")
     assert gone[:2] == ["Mine:mu=0.1:kind=plain:deep=true", "Mine:mu=0.1:kind=power:deep=true"]
     files = [{**BASE, "method": {"name": f"{tmp_path}/{f}.py:Mine", **plain}} for f in ("mine", "other")]
-    assert plots.labels_of(files) == ["mine.Mine", "other.Mine"]
-    assert plots.labels_of([files[0], files[0]]) == ["Mine", "Mine"]
+    assert groups.labels_of(files) == ["mine.Mine", "other.Mine"]
+    assert groups.labels_of([files[0], files[0]]) == ["Mine", "Mine"]
 
 
 def test_seeds_are_one_line_and_what_differs_is_told(tmp_path: Path) -> None:
@@ -101,19 +102,19 @@ def test_seeds_are_one_line_and_what_differs_is_told(tmp_path: Path) -> None:
     stored(tmp_path / "c" / "b", FEDCSD, 1, workers=1)
     other = stored(tmp_path / "other", FEDCSD, 0, beta=0.5)
     stored(tmp_path / "c" / "d", {"name": "fedavg"}, 0)
-    found = plots.grouped(plots.found([tmp_path / "c", other, tmp_path / "c" / "a"]))
+    found = plots.grouped(groups.found([tmp_path / "c", other, tmp_path / "c" / "a"]))
     assert {label: len(runs) for label, runs in found.items()} == {
         "fedcsd, beta=0.1": 2,
         "fedavg, beta=0.1": 1,
         "fedcsd, beta=0.5": 1,
     }
-    together = plots.grouped(plots.found([tmp_path / "c"]))
+    together = plots.grouped(groups.found([tmp_path / "c"]))
     assert list(together) == ["fedcsd", "fedavg"]
 
 
 def test_options_that_differ_are_told_and_settings_that_do_nothing_are_not() -> None:
     def labels(*changes: dict[str, Any]) -> list[str]:
-        return plots.labels_of([{**BASE, "method": {"name": "fedavg"}, **change} for change in changes])
+        return groups.labels_of([{**BASE, "method": {"name": "fedavg"}, **change} for change in changes])
 
     pools = [{"data": {"name": "office_caltech_10", "train_pool": pool}} for pool in (62.0, 0.6)]
     assert labels(*pools) == ["fedavg, train_pool=62", "fedavg, train_pool=0.6"]
@@ -137,7 +138,7 @@ def test_options_that_differ_are_told_and_settings_that_do_nothing_are_not() -> 
 def test_a_beta_that_does_nothing_makes_no_other_line(tmp_path: Path) -> None:
     for seed, beta in enumerate((0.1, 0.5)):
         stored(tmp_path / str(seed), {"name": "fedavg"}, seed, partition="column", beta=beta)
-    assert [len(runs) for runs in plots.by_label(plots.found([tmp_path])).values()] == [2]
+    assert [len(runs) for runs in groups.by_label(groups.found([tmp_path])).values()] == [2]
 
 
 def test_a_seed_that_is_there_twice_counts_once(tmp_path: Path) -> None:
@@ -147,11 +148,11 @@ def test_a_seed_that_is_there_twice_counts_once(tmp_path: Path) -> None:
     again = f"left out, for .* of another run: {tmp_path}/c/fedavg-seed0 \\(as {alone}\\)$"
     for paths in ([alone, tmp_path / "c"], [tmp_path / "c", alone]):
         with pytest.warns(Note, match=again):
-            found = plots.by_label(plots.found(paths))
+            found = groups.by_label(groups.found(paths))
         (runs,) = found.values()
         assert sorted(run.path.name for run in runs) == ["alone", "fedavg-seed1", "fedavg-seed2"]
     with pytest.warns(Note, match=r"^fedavg \(2 of its 3 runs\): logit_drift was not measured there"):
-        plots.checked({"fedavg": [plots.flat(run.history()) for run in runs]}, ["logit_drift"])
+        plots.check_recorded({"fedavg": [plots.flat(run.history()) for run in runs]}, ["logit_drift"])
 
 
 @pytest.mark.parametrize(
@@ -167,8 +168,8 @@ def test_a_seed_of_other_code_or_on_another_device_is_another_line(
     code = {"facts": {"code": {"method": "a" * 16}}}
     runs = [stored(tmp_path / str(seed), {"name": "fedavg"}, seed, **code) for seed in (0, 1)]
     new = stored(tmp_path / "new", {"name": "fedavg"}, 0, **{**code, **other})
-    assert list(plots.by_label(plots.found([*runs, new]))) == labels
-    assert list(plots.by_label(plots.found([runs[1], new]))) == ["fedavg"]
+    assert list(groups.by_label(groups.found([*runs, new]))) == labels
+    assert list(groups.by_label(groups.found([runs[1], new]))) == ["fedavg"]
     assert not recwarn.list
 
 
@@ -180,7 +181,7 @@ def test_seeds_trained_with_other_code_are_told(tmp_path: Path) -> None:
         method = {"name": f"{file}:Mine", "mu": 0.1}
         stored(tmp_path / f"c/Mine-seed{seed}", method, seed, facts={"code": {"method": code}})
     with pytest.warns(Note) as notes:
-        assert [len(runs) for runs in plots.grouped(plots.found([tmp_path / "c"])).values()] == [2]
+        assert [len(runs) for runs in plots.grouped(groups.found([tmp_path / "c"])).values()] == [2]
     assert [str(note.message) for note in notes] == [
         "Mine, seed 0: trained with other code than mine.py has now; to train only this run again, "
         "remove its folder Mine-seed0 and give the same command"
@@ -191,12 +192,12 @@ def test_folders_of_runs_among_runs_are_told(tmp_path: Path, recwarn: pytest.War
     stored(tmp_path / "alone", {"name": "fedavg"})
     stored(tmp_path / "compare/fedprox-seed0", {"name": "fedprox"})
     stored(tmp_path / "alone/odd", {"name": "moon"})
-    assert len(plots.found([tmp_path, tmp_path / "compare"])) == 2
-    assert len(plots.found([tmp_path / "compare"])) == 1
+    assert len(groups.found([tmp_path, tmp_path / "compare"])) == 2
+    assert len(groups.found([tmp_path / "compare"])) == 1
     assert not recwarn.list
     told = f"without the runs in {tmp_path}/compare: name such a folder as well"
     with pytest.warns(Note, match=told):
-        assert [run.path.name for run in plots.found([tmp_path])] == ["alone"]
+        assert [run.path.name for run in groups.found([tmp_path])] == ["alone"]
     with pytest.warns(Note, match=told):
         assert list(report_runs.find([tmp_path]).groups) == ["fedavg"]
 
@@ -205,7 +206,7 @@ def test_a_comparisons_runs_are_in_its_own_order(tmp_path: Path) -> None:
     for name in ("fedavg-seed0", "fedavg-seed10", "fedcsd-mu=0.01-seed0", "other"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.toml").touch()
-    assert [folder.name[:7] for folder in plots.folders(tmp_path)] == [
+    assert [folder.name[:7] for folder in groups.folders(tmp_path)] == [
         "fedavg-",
         "fedavg-",
         "fedcsd-",
@@ -213,7 +214,7 @@ def test_a_comparisons_runs_are_in_its_own_order(tmp_path: Path) -> None:
     ]
     rows = [{"label": "fedcsd:mu=0.01"}, {"label": "fedavg"}]
     (tmp_path / "comparison.json").write_text(json.dumps({"rows": rows}))
-    assert [folder.name[:7] for folder in plots.folders(tmp_path)] == [
+    assert [folder.name[:7] for folder in groups.folders(tmp_path)] == [
         "fedcsd-",
         "fedavg-",
         "fedavg-",
@@ -229,8 +230,8 @@ def test_where_rounds_lie_on_the_axis() -> None:
 
 
 def test_bytes_on_an_axis_have_a_unit() -> None:
-    assert plots.named("bytes_up") == ("sent by clients (MB)", 1e-6)
-    assert plots.named("bytes_down") == ("sent to clients (MB)", 1e-6)
+    assert measurement("bytes_up").axis == "sent by clients (MB)"
+    assert measurement("bytes_down").axis == "sent to clients (MB)"
 
 
 def test_unknown_metrics_suggest_the_nearest(tmp_path: Path) -> None:
@@ -252,25 +253,27 @@ def test_unknown_metrics_suggest_the_nearest(tmp_path: Path) -> None:
 
 def test_groups_within_a_record_have_names_with_a_dot() -> None:
     history = [record(1, domain_accuracy={"amazon": 0.5})]
-    assert plots.metrics_of({"a": [plots.flat(history)]})[-4:] == [
+    assert plots.recorded({"a": [plots.flat(history)]})[-5:] == [
         "bytes_up",
         "domain_accuracy.amazon",
+        "megabytes",
         "seconds",
         "test_accuracy",
     ]
 
 
 def test_the_distance_from_a_uniform_target() -> None:
-    assert plots.from_uniform({"target_entropy": 0.75}) == 0.25
-    assert plots.from_uniform({"target_entropy": 1.0}) == 1e-7
-    assert np.isnan(plots.from_uniform({}))
+    distance = measurement("target_distance").value
+    assert distance({"target_entropy": 0.75}) == 0.25
+    assert distance({"target_entropy": 1.0}) == 1e-7
+    assert np.isnan(distance({}))
 
 
 @pytest.mark.parametrize("figure", [plots.plot_mask, plots.plot_target])
 def test_pictures_of_fedcsd_need_fedcsd(figure: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="none of these runs has a"):
         figure({"fedavg": [[record(1)]]}, tmp_path / "x.png")
-    shares = dict.fromkeys(plots.MASK, 0.5)
+    shares = dict.fromkeys((row.name for row in of_chart("mask")), 0.5)
     paths = figure({"fedcsd": [[record(r, target_entropy=0.9, **shares) for r in (1, 2)]]}, tmp_path / "x")
     assert [path.name for path in paths] == ["x.png", "x.svg", "x.pdf"]
 

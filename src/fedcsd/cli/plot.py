@@ -39,7 +39,7 @@ def plot(
       fedcsd plot runs/fedavg runs/fedcsd --y test_accuracy,logit_drift --x bytes -o figure.pdf
       fedcsd plot runs/fedcsd --mask
     """
-    from fedcsd.results import plots
+    from fedcsd.results import groups, plots
     from fedcsd.results.style import SUFFIXES
     from fedcsd.results.terminal import show_written
 
@@ -50,7 +50,7 @@ def plot(
         raise UserError(f"{flags[0]} is a picture of its own: leave out {flags[1]}")
     if out and out.suffix not in SUFFIXES:
         raise UserError(f"-o writes .png, .svg or .pdf, not {out.name}")
-    histories = plots.grouped(plots.found(paths))
+    histories = plots.grouped(groups.found(paths))
     wanted = [name.strip() for name in (metrics or "").split(",") if name.strip()] or ["test_accuracy"]
     x = x or "round"
     name = "mask" if mask else "target" if target else "-".join(wanted) + ("" if x == "round" else f"-by-{x}")

@@ -27,10 +27,10 @@ def report(paths: tuple[Path, ...], out: Path | None) -> None:
       fedcsd report runs/compare
       fedcsd report runs/fedavg runs/fedcsd -o report.html
     """
-    from fedcsd.results.report.page import FILE, write
+    from fedcsd.results.report.page import FILE, write_report
     from fedcsd.results.terminal import say
 
     target = out.expanduser() if out else folder_for(paths) / FILE
     if target.is_dir():
         raise UserError(f"{target} is a folder: name a file, such as {target / FILE}")
-    say(f"report: {write([path.expanduser() for path in paths], target)}")
+    say(f"report: {write_report([path.expanduser() for path in paths], target)}")

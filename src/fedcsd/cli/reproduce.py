@@ -193,7 +193,6 @@ def show_notes(choices: Choices) -> None:
 def show_made(made: Any) -> None:
     """The table in the terminal, what it says, and where the files are."""
     from fedcsd.paper import report as text
-    from fedcsd.results.tables import PLAIN
     from fedcsd.results.terminal import say, show_table
 
     report = made.report
@@ -201,10 +200,11 @@ def show_made(made: Any) -> None:
     say(f": {report.exhibit.title}", bold=report.exhibit.name)
     for measured in report.parts:
         say(text.title_of(measured.part, report))
-        show_table(*text.table(report, measured, PLAIN), wide=True)
+        table = text.table(report, measured)
+        show_table(table.head, table.texts, wide=True)
     for shown in report.numbers:
         say(shown.title)
-        show_table(shown.head, shown.rows)
+        show_table(shown.table.head, shown.table.texts)
     for line in (
         *text.findings(report, pairs=False),
         *text.legend(report),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def show(path: Path) -> None:
     """Show the results of a run or a comparison, finished or not."""
     if (path / "comparison.json").is_file():
-        from fedcsd.results.tables import load_rows
+        from fedcsd.results.comparison import load_rows
 
         show_compared(path, *load_rows(path))
         show_paths(path / "report.html")
@@ -109,8 +109,8 @@ def show_compared(path: Path, rows: Sequence[Any], seeds: Sequence[int], setting
 
 def show_report(folder: Path) -> None:
     """Write the report of a run or comparison that has ended, and print its path."""
-    from fedcsd.results.report.page import write_beside
+    from fedcsd.results.report.page import report_beside
     from fedcsd.results.terminal import say
 
-    if page := write_beside(folder):
+    if page := report_beside(folder):
         say(f"report: {page}")

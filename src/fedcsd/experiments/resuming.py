@@ -111,7 +111,7 @@ def continued(
 def _opened(experiment: Experiment, directory: RunDirectory, changes: Mapping[str, Any]) -> Job:
     """Lock a run's folder and prepare it for more rounds."""
     path = directory.path
-    tracking.check(config_of(experiment))
+    tracking.check_trackers(config_of(experiment))
     with writing(path):
         directory.lock()
     try:

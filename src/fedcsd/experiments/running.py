@@ -143,7 +143,7 @@ def begin(
     """
     experiment = prepare(values, **(given or {}))
     config = config_of(experiment)
-    tracking.check(config)
+    tracking.check_trackers(config)
     if out is None:
         return Job(experiment, config)
     needed = 20 * experiment.weights.nbytes + (1 << 20)

@@ -1,4 +1,4 @@
-"""Who is told of a run as it trains: a function after each round, TensorBoard, an MLflow server."""
+"""Callbacks that track a run: a function after each round, TensorBoard, MLflow."""
 
 import json
 import math
@@ -10,20 +10,21 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from fedcsd.errors import UserError, note
+from fedcsd.errors import UserError, note, reason
 from fedcsd.federation.callbacks import Callbacks
 from fedcsd.federation.evaluation import Record
+from fedcsd.measurements import number
 from fedcsd.plugins import short
 
 OnRound = Callable[[Record, int], object]
-"""Called after every round with its record and the number of rounds in all."""
+"""called after every round with its record and the number of rounds in all"""
 
-PATIENCE = 60.0  # seconds until a tracking server that did not answer is tried again
+PATIENCE = 60.0  # seconds until a server that did not answer is tried again
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
 class EachRound(Callbacks):
-    """Calls a function after each round."""
+    """Callbacks that call a function after each round."""
 
     def __init__(self, on_round: OnRound | None):
         self.on_round = on_round
@@ -34,37 +35,35 @@ class EachRound(Callbacks):
 
 
 class Several(Callbacks):
-    """Tells all of them."""
+    """Callbacks that pass every call on to several others."""
 
-    def __init__(self, *watches: Callbacks):
-        self.watches = watches
+    def __init__(self, *others: Callbacks):
+        self.others = others
 
     def reply(self, function: str, done: int, clients: int) -> None:
-        for watch in self.watches:
-            watch.reply(function, done, clients)
+        for other in self.others:
+            other.reply(function, done, clients)
 
     def round(self, record: Record, rounds: int) -> None:
-        for watch in self.watches:
-            watch.round(record, rounds)
+        for other in self.others:
+            other.round(record, rounds)
 
 
-def check(config: Mapping[str, Any]) -> None:
-    """Refuse what a run asks for and cannot have, before anything of it is made: an extra that is missing, a
-    server that does not answer."""
+def check_trackers(config: Mapping[str, Any]) -> None:
+    """Refuse a tracker whose extra is not installed or whose server does not answer, before a run is made."""
     if config.get("tensorboard"):
         _summary_writer()
     if uri := config.get("mlflow"):
         client = _client(uri)
-        with _told(uri):
+        with _in_one_line(uri):
             client.search_experiments(max_results=1)
 
 
 @contextmanager
 def tracked(
-    watch: Callbacks | None, config: Mapping[str, Any], folder: Path | None, history: Sequence[Record]
+    callbacks: Callbacks | None, config: Mapping[str, Any], folder: Path | None, history: Sequence[Record]
 ) -> Iterator[Callbacks]:
-    """What watches a run: the given watch, and what its settings ask for. `history` are the rounds that are
-    done already."""
+    """Return the given callbacks and the trackers of the settings as one; `history` are rounds done before."""
     trackers: list[TensorBoard | MLflow] = []
     if config.get("tensorboard"):
         trackers.append(TensorBoard(folder, config, history))
@@ -72,7 +71,7 @@ def tracked(
         trackers.append(MLflow(config["mlflow"], folder, config, history))
     status: Status = "FAILED"
     try:
-        yield Several(*trackers, *([watch] if watch else []))
+        yield Several(*trackers, *([callbacks] if callbacks else []))
         status = "FINISHED"
     except KeyboardInterrupt:
         status = "KILLED"
@@ -83,33 +82,33 @@ def tracked(
 
 
 def scalars(record: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of a round by name; groups such as `domain_accuracy` are `domain_accuracy/amazon`. What is
-    not finite is left out, and so are the lists of all classes and clients."""
+    """Return the finite numbers of a round by name, those of a group as `domain_accuracy/amazon`."""
     return {
         key: float(value)
         for key, value in flattened(record, "/").items()
-        if key != "round" and isinstance(value, (int, float)) and math.isfinite(value)
+        if key != "round" and math.isfinite(number(value))
     }
 
 
 def settings_text(config: Mapping[str, Any]) -> dict[str, str]:
-    """Every setting by name, options of a choice as `method.mu`."""
+    """Return every setting by name, options of a choice as `method.mu`."""
     return {key: str(value) for key, value in flattened(config).items()}
 
 
 def flattened(values: Mapping[str, Any], mark: str = ".") -> dict[str, Any]:
-    """Values without groups: those of a group by its name, the mark and their own."""
+    """Return values without groups: those of a group have its name, the mark and their own name."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= (
-            {f"{key}{mark}{k}": v for k, v in value.items()} if isinstance(value, Mapping) else {key: value}
-        )
+        group = isinstance(value, Mapping)
+        flat |= {f"{key}{mark}{k}": v for k, v in value.items()} if group else {key: value}
     return flat
 
 
 class TensorBoard(Callbacks):
-    """Writes event files into the run's directory. What a run that was cut off had left there may lack its
-    last rounds, so that one that goes on replaces them all."""
+    """Callbacks that write event files into the run's directory.
+
+    A run that was cut off may have left files without its last rounds, so one that goes on writes all again.
+    """
 
     def __init__(self, folder: Path | None, config: Mapping[str, Any], history: Sequence[Record]):
         if folder is None:
@@ -134,14 +133,17 @@ class TensorBoard(Callbacks):
 
 
 class MLflow(Callbacks):
-    """Sends each round to an MLflow server. What it does not take is kept and sent later; training goes on."""
+    """Callbacks that send each round to an MLflow server; training goes on while it does not answer.
+
+    Metrics that could not be sent are kept and sent later: MLflow's asynchronous logging drops them.
+    """
 
     def __init__(
         self, uri: str, folder: Path | None, config: Mapping[str, Any], history: Sequence[Record] = ()
     ):
-        self.uri, self.pending, self.told, self.next = uri, list[Any](), False, 0.0
+        self.uri, self.pending, self.noted, self.next = uri, list[Any](), False, 0.0
         self.client = _client(uri)
-        with _told(uri):
+        with _in_one_line(uri):
             self.run = self._take_up(folder) or self._begin(folder, config)
             sent = self.client.get_run(self.run).data.metrics.get("rounds_done", 0)
         for record in history:
@@ -149,7 +151,7 @@ class MLflow(Callbacks):
                 self._add(record)
 
     def _take_up(self, folder: Path | None) -> str | None:
-        """The run that was begun on that server for this directory, if there is one."""
+        """Return the run that was begun on that server for this directory, if there is one."""
         try:
             kept = json.loads((folder / "mlflow.json").read_text(encoding="utf-8")) if folder else {}
         except (OSError, ValueError):
@@ -168,7 +170,7 @@ class MLflow(Callbacks):
         label = folder.name if folder else short(config["method"]["name"])
         run = str(self.client.create_run(experiment, run_name=label).info.run_id)
         params = [Param(key, value[:500]) for key, value in settings_text(config).items()]
-        for start in range(0, len(params), 100):  # as many as one message may have
+        for start in range(0, len(params), 100):  # the most that one message may have
             self.client.log_batch(run, params=params[start : start + 100])
         if folder:
             (folder / "mlflow.json").write_text(json.dumps({"uri": self.uri, "run": run}) + "\n")
@@ -191,13 +193,12 @@ class MLflow(Callbacks):
             while self.pending:
                 self.client.log_batch(self.run, metrics=self.pending[:1000])
                 del self.pending[:1000]
-        except Exception as error:  # whatever it is, it must not end the training
+        except Exception as error:  # any error must leave the training alone
             self.next = time.monotonic() + PATIENCE
-            if not self.told:
-                note(
-                    f"MLflow at {self.uri} does not answer; training goes on, and it is tried again: {in_one_line(error)}"
-                )
-            self.told = True
+            if not self.noted:
+                later = "training goes on, and it is tried again"
+                note(f"MLflow at {self.uri} does not answer; {later}: {reason(error)}")
+            self.noted = True
             return False
         return True
 
@@ -207,12 +208,11 @@ class MLflow(Callbacks):
                 self.client.set_terminated(self.run, status)
                 return
         except Exception as error:
-            note(f"MLflow at {self.uri} was not told of the end: {in_one_line(error)}")
+            note(f"MLflow at {self.uri} was not told of the end: {reason(error)}")
             return
         rounds = len({metric.step for metric in self.pending})
-        note(
-            f"MLflow at {self.uri} has not got {rounds} round{'s' * (rounds > 1)}; metrics.jsonl has all of them"
-        )
+        lost = f"has not got {rounds} round{'s' * (rounds > 1)}"
+        note(f"MLflow at {self.uri} {lost}; metrics.jsonl has all of them")
 
 
 QUICK = {
@@ -220,14 +220,14 @@ QUICK = {
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
     "MLFLOW_DISABLE_TELEMETRY": "true",
 }
-"""What is set unless the user has set it."""
+"""set unless the user has set it"""
 
 
 def _summary_writer() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise missing("tensorboard", "--tensorboard") from None
+        raise _missing("tensorboard") from None
     return SummaryWriter
 
 
@@ -242,24 +242,19 @@ def _client(uri: str) -> Any:
     try:
         from mlflow import MlflowClient
     except ImportError:
-        raise missing("mlflow", "--mlflow") from None
-    with _told(uri):
+        raise _missing("mlflow") from None
+    with _in_one_line(uri):
         return MlflowClient(tracking_uri=uri)
 
 
 @contextmanager
-def _told(uri: str) -> Iterator[None]:
-    """What MLflow, requests or a database have to say, as one line."""
+def _in_one_line(uri: str) -> Iterator[None]:
+    """Report an error of MLflow, requests or a database in one line."""
     try:
         yield
     except Exception as error:
-        raise UserError(f"MLflow at {uri} cannot be used: {in_one_line(error)}") from None
+        raise UserError(f"MLflow at {uri} cannot be used: {reason(error)}") from None
 
 
-def missing(extra: str, option: str) -> UserError:
-    return UserError(f"{option} needs a package that is not installed: pip install 'fedcsd[{extra}]'")
-
-
-def in_one_line(error: BaseException) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return text if len(text) <= 300 else f"{text[:300]}…"
+def _missing(extra: str) -> UserError:
+    return UserError(f"--{extra} needs a package that is not installed: pip install 'fedcsd[{extra}]'")

@@ -21,6 +21,7 @@ from fedcsd.paper.measured import Measured, Result, curve
 from fedcsd.paper.report import Numbers, Report
 from fedcsd.results.curves import padded
 from fedcsd.results.style import COLOURS, STYLES, save
+from fedcsd.results.tables import Table
 
 COLUMN, PAGE = 3.4, 7.0  # inches, of a two-column page
 SPAN = 4.0  # points that a sweep's axis shows at least, so that chance does not look like a finding
@@ -209,13 +210,15 @@ def numbers(report: Report, files: Sequence[Path]) -> list[Numbers]:
         return []
     if report.exhibit.figure == "tsne":
         analysis = import_module("fedcsd.results.analysis.tsne")
-        return [Numbers("features", "how well features tell the classes apart", *analysis.table(saved))]
+        return [
+            Numbers("features", "how well features tell the classes apart", Table(*analysis.table(saved)))
+        ]
     analysis = import_module("fedcsd.results.analysis.drift")
     study = analysis.Drift.from_json(saved).named(DRIFT_METHODS)
     forgetting = import_module("fedcsd.results.analysis.forgetting")
     return [
-        Numbers("drift", study.when, *study.table()),
-        Numbers("forgetting", forgetting.MEANING, *study.forgetting.table()),
+        Numbers("drift", study.when, Table(*study.table())),
+        Numbers("forgetting", forgetting.MEANING, Table(*study.forgetting.table())),
     ]
 
 

@@ -3,7 +3,7 @@
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from fedcsd.experiments.archive import open_run
 from fedcsd.experiments.provenance import commit, environment
 from fedcsd.experiments.running import Run
 from fedcsd.files import write_whole
+from fedcsd.measurements import MEASUREMENTS
 from fedcsd.paper.exhibits import PRINTED
 from fedcsd.paper.measured import HIGHER_IS_BETTER, Result, order_of
 from fedcsd.paper.report import (
@@ -23,33 +24,14 @@ from fedcsd.paper.report import (
     table,
     title_of,
 )
-from fedcsd.results.tables import LATEX, MARKDOWN, csv_lines, known, one_line, tabular
-
-FITTING = 100  # letters of LaTeX in a row that a page is wide enough for
-CURVES = (
-    "test_accuracy",
-    "test_loss",
-    "train_loss",
-    "domain_mean",
-    "local_accuracy",
-    "logit_drift",
-    "feature_drift",
-    "teacher_accuracy",
-    "mask_rate",
-    "wrong_filtered",
-    "right_lost",
-    "target_entropy",
-    "bytes_down",
-    "bytes_up",
-    "seconds",
-)  # kept of each round; the rest is in the run's own metrics.jsonl
+from fedcsd.results.tables import Cell, Mark, Table, known, plain, unbroken
 
 
 def write(report: Report, folder: Path, pictures: list[Path]) -> list[Path]:
     """All files of a table or figure but its pictures; each is there completely or not at all."""
     folder.mkdir(parents=True, exist_ok=True)
     name, written = report.exhibit.name, []
-    numbers = [(f"{name}-{shown.name}.csv", csv_lines(shown.lines)) for shown in report.numbers]
+    numbers = [(f"{name}-{shown.name}.csv", shown.table.csv()) for shown in report.numbers]
     for file, text in (
         (f"{name}.md", markdown(report, folder, pictures)),
         (f"{name}.csv", csv_text(report)),
@@ -67,35 +49,34 @@ def markdown(report: Report, folder: Path, pictures: list[Path]) -> str:
     lines = [
         f"# {exhibit.name}: {exhibit.title}",
         "",
-        *(f"- {one_line(line)}" for line in legend(report)),
+        *(f"- {unbroken(line)}" for line in legend(report)),
         "",
     ]
     for picture in (p for p in pictures if p.suffix == ".png"):
         what = picture.stem.removeprefix(exhibit.name).strip("-")
         lines.append(f"![{exhibit.title}{': ' * bool(what)}{what}]({picture.name})\n")
     for measured in report.parts:
-        head, cells = table(report, measured, MARKDOWN)
-        lines += [f"## {sentence(title_of(measured.part, report))}", "", *_grid(head, cells), ""]
+        lines += [
+            f"## {sentence(title_of(measured.part, report))}",
+            "",
+            *table(report, measured).markdown(),
+            "",
+        ]
     for shown in report.numbers:
-        lines += [f"## {sentence(shown.title)}", "", *_grid(shown.head, shown.rows), ""]
+        lines += [f"## {sentence(shown.title)}", "", *shown.table.markdown(), ""]
     notes = remarks(report)
-    lines += [f"- {MARKDOWN.raised(note[0])}{one_line(note[1:])}" for note in notes]
+    lines += [f"- {plain(Mark(note[0])).strip()}{unbroken(note[1:])}" for note in notes]
     found = findings(report)
     for title, texts in (
         ("What it says", found),
         ("What was run", [*settings_lines(report), missing_line(report)]),
     ):
-        texts = [f"- {one_line(text)}" for text in texts if text]
+        texts = [f"- {unbroken(text)}" for text in texts if text]
         lines += ["", f"## {title}", "", *texts] if texts else []
     for run in {path.parent for path in report.paths.values()}:
         where = os.path.relpath(run, folder)
         lines += ["", f"The runs are in [{where}]({where}); `results.json` says which cell is of which run."]
     return "\n".join(lines) + "\n"
-
-
-def _grid(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    rules = ["---", *["---:"] * (len(head) - 1)]
-    return ["| " + " | ".join(map(one_line, line)) + " |" for line in (head, rules, *rows)]
 
 
 def sentence(text: str) -> str:
@@ -111,44 +92,24 @@ def latex(report: Report) -> str:
         *findings(report),
     ]
     comments += [*settings_lines(report), missing_line(report)]
-    lines = [f"% {one_line(line)}" for line in comments if line]
+    lines = [f"% {unbroken(line)}" for line in comments if line]
     for measured in report.parts:
-        head, cells = table(report, measured, LATEX)
-        notes = []
-        for note in remarks(report, measured):
-            mark = LATEX.mark if note[0] == "†" else LATEX.raised(note[0])
-            text = rf"\footnotesize {mark}{LATEX.text(one_line(note[1:]))}"
-            notes.append(rf"\multicolumn{{{len(head)}}}{{l}}{{{text}}} \\")
-        title = title_of(measured.part, report)
+        notes: list[Cell] = [[Mark(note[0]), note[1:]] for note in remarks(report, measured)]
         scale = "" if report.choices.scale == "paper" else f", {report.choices.scale} scale"
-        lines += _titled(LATEX.text(title + scale), head, cells, notes)
+        lines += ["", *table(report, measured).latex(title_of(measured.part, report) + scale, notes)]
     for shown in report.numbers:
-        rows = [list(map(LATEX.text, row)) for row in shown.rows]
-        title = rf"\footnotesize {LATEX.text(sentence(shown.title))}"
-        lines += _titled(title, list(map(LATEX.text, shown.head)), rows)
+        lines += ["", *shown.table.latex(sentence(shown.title))]
     return "\n".join(lines) + "\n"
-
-
-def _titled(
-    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = ()
-) -> list[str]:
-    begin, rule, *body, end = tabular(head, rows)
-    across = rf"\multicolumn{{{len(head)}}}{{l}}{{{title}}} \\"
-    lines = [begin, rule, across, r"\midrule", *body, *notes, end]
-    if sum(max(map(len, column)) for column in zip(head, *rows, strict=True)) > FITTING:
-        lines = [r"\resizebox{\linewidth}{!}{%", *lines[:-1], f"{end}}}"]
-    return ["", *lines]
 
 
 def csv_text(report: Report) -> str:
     """A line for each cell; what there is no number for is empty."""
-    return csv_lines(
-        [
-            {"part": measured.part.title, **_flat(report, result)}
-            for measured in report.parts
-            for result in measured.results
-        ]
-    )
+    lines = [
+        {"part": measured.part.title, **_flat(report, result)}
+        for measured in report.parts
+        for result in measured.results
+    ]
+    return Table.of(lines).csv()
 
 
 def _flat(report: Report, result: Result) -> dict[str, Any]:
@@ -211,7 +172,8 @@ def to_json(report: Report, folder: Path) -> dict[str, Any]:
             for measured in report.parts
         ],
         "numbers": [
-            {"title": shown.title, "head": shown.head, "rows": shown.rows} for shown in report.numbers
+            {"title": shown.title, "head": shown.table.head, "rows": shown.table.texts}
+            for shown in report.numbers
         ],
         "runs": {
             os.path.relpath(path, folder): _run(report.outcomes[key], open_run(path).config)
@@ -261,8 +223,8 @@ def _order(results: list[Result]) -> dict[str, Any] | None:
 def _run(outcome: Run, config: Mapping[str, Any]) -> dict[str, Any]:
     curves: Mapping[str, list[Any]] = {
         name: [_rounded(record.get(name)) for record in outcome.history]
-        for name in CURVES
-        if any(record.get(name) is not None for record in outcome.history)
+        for name, row in MEASUREMENTS.items()
+        if row.chart and any(record.get(name) is not None for record in outcome.history)
     }
     return {
         "settings": dict(outcome.settings),

@@ -6,6 +6,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fedcsd.experiments.running import Run
+from fedcsd.experiments.summary import notable
 from fedcsd.paper.exhibits import BETA_OPEN, TITLES, Exhibit, Part, Point
 from fedcsd.paper.measured import (
     HIGHER_IS_BETTER,
@@ -19,8 +20,9 @@ from fedcsd.paper.measured import (
 )
 from fedcsd.paper.plan import PlannedRun
 from fedcsd.paper.scales import Choices
-from fedcsd.results.rows import told
-from fedcsd.results.tables import Style, in_words, known, one_line, spread
+from fedcsd.results.comparison import in_words
+from fedcsd.results.tables import NOTHING, Cell, Mark, Number, Table, known, spread
+from fedcsd.results.tables import Part as CellPart
 
 LETTERS = "abcdefghij"
 
@@ -32,13 +34,7 @@ class Numbers:
     name: str
     """in the name of its file"""
     title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-    @property
-    def lines(self) -> list[dict[str, str]]:
-        head = [one_line(text) for text in self.head]
-        return [dict(zip(head, row, strict=True)) for row in self.rows]
+    table: Table
 
 
 @dataclass(frozen=True)
@@ -105,22 +101,21 @@ def _reason(result: Result) -> str:
     return f"{cell.row}, {cell.column}: {cell.suspect}"
 
 
-def table(report: Report, measured: Measured, style: Style) -> tuple[list[str], list[list[str]]]:
-    """Head and cells of one part."""
+def table(report: Report, measured: Measured) -> Table:
+    """Return the table of one part."""
     part, best = measured.part, {}
     for column in part.columns:
         results = measured.column(column)
         compared = [r for r in results if r.cell.measure in HIGHER_IS_BETTER and not report.untold]
         best[column] = best_in(compared)
-    lines = []
+    lines: list[list[Cell]] = []
     for row in part.rows:
-        texts = [style.text(_row_title(row, measured, report))]
+        cells: list[Cell] = [_row_title(row, measured, report)]
         for column in part.columns:
             result = measured.at(row, column)
-            bold = row in best[column]
-            texts.append(cell_text(report, result, style, bold) if result else style.nothing)
-        lines.append(texts)
-    return [style.text(part.head), *map(style.text, part.columns)], lines
+            cells.append(cell(report, result, row in best[column]) if result else NOTHING)
+        lines.append(cells)
+    return Table([part.head, *part.columns], lines)
 
 
 def _row_title(row: str, measured: Measured, report: Report) -> str:
@@ -129,32 +124,30 @@ def _row_title(row: str, measured: Measured, report: Report) -> str:
     return _in_its_place(row, data, report)
 
 
-def cell_text(report: Report, result: Result, style: Style, best: bool = False) -> str:
-    """`58.61 ± 0.40 (58.50, +0.11)`: measured, printed, the difference."""
-    text = measured_text(result, style, best)
-    printed = result.cell.printed
+def cell(report: Report, result: Result, best: bool = False) -> list[CellPart]:
+    """Return measured, printed and the difference: `58.61 ± 0.40 (58.50, +0.11)`."""
+    parts, printed = measured_cell(result, best), result.cell.printed
     if printed is None:
-        return text
-    letter = report.letter(result)
-    inside = style.number(f"{printed:.2f}", False) + (style.raised(letter) if letter else "")
+        return parts
+    parts += [" (", Number(f"{printed:.2f}"), *map(Mark, report.letter(result))]
     if result.difference is not None and not report.untold:
-        inside += ", " + style.number(f"{result.difference:+.2f}", False)
-    return f"{text} ({inside})"
+        parts += [", ", Number(f"{result.difference:+.2f}")]
+    return [*parts, ")"]
 
 
-def measured_text(result: Result, style: Style, best: bool = False) -> str:
+def measured_cell(result: Result, best: bool = False) -> list[CellPart]:
     values, ends = known(result.values), [end.round for end in result.ends if end]
     if not values:
         if not ends:
-            return style.nothing
+            return [NOTHING]
         rounds = f"round {ends[0]}" if len(set(ends)) == 1 else f"rounds {min(ends)} to {max(ends)}"
-        return f"diverged ({rounds})"
+        return [f"diverged ({rounds})"]
     alone = {"megabytes": ".2f", "target_entropy": ".4f"}.get(result.cell.measure)
     shown = format(result.mean, alone) if alone else spread(values)
-    text = style.number(shown, best) + (style.mark if result.notes else "")
     of = len(result.seeds)
-    text += f" ({len(ends)} of {of} diverged)" * bool(ends)
-    return text + f" ({len(values)} of {of} seeds)" * bool(result.missing)
+    text = f" ({len(ends)} of {of} diverged)" * bool(ends)
+    text += f" ({len(values)} of {of} seeds)" * bool(result.missing)
+    return [Number(shown, best), *[Mark("†")] * bool(result.notes), text]
 
 
 def order_lines(report: Report, pairs: bool = True) -> list[str]:
@@ -269,7 +262,7 @@ def settings_lines(report: Report) -> list[str]:
             continue
         if isinstance(config["data"], Mapping):  # the pool is not common to all
             config["data"] = {key: value for key, value in config["data"].items() if key != "train_pool"}
-        shown = {key: value for key, value in told(config).items() if key not in ("beta", "track_drift")}
+        shown = {key: value for key, value in notable(config).items() if key not in ("beta", "track_drift")}
         lines.append(f"{title}: {in_words(shown)}")
     return lines
 

@@ -1,24 +1,24 @@
-"""Runs as the rows of a comparison's table: their numbers, and what a reader should know of them."""
+"""The runs of a method as one row of a comparison, with notes on single runs."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import mean
 from typing import Any, Protocol
 
-from fedcsd.config import Settings
-from fedcsd.config.settings import used
 from fedcsd.config.toml import merge
 from fedcsd.errors import Divergence
 from fedcsd.experiments.archive import open_run
 from fedcsd.experiments.provenance import code_now
 from fedcsd.experiments.recorded import RecordedRun
 from fedcsd.experiments.running import Run
-from fedcsd.results.tables import Row
+from fedcsd.measurements import MEASUREMENTS
+from fedcsd.messages import finite
+from fedcsd.results.tables import NOTHING, Cell, Mark, Number, known, plain, spread
 
-PERSONAL = "client_accuracy_personal_mean"
+PERSONAL, LOCAL = "client_accuracy_personal_mean", "client_accuracy_local_mean"
+GUESSING = 0.1  # share of what guessing gets right (or wrong, if that is less) that counts as no learning
 BLOWN_UP = 100  # times the loss of guessing, ln(classes)
 
 
@@ -32,8 +32,101 @@ class Ended(Protocol):
 
 
 @dataclass(frozen=True)
+class Row:
+    """One method's results over the seeds; lists have one entry a seed."""
+
+    label: str
+    accuracies: list[float]
+    """final test accuracy of each seed, in percent; NaN for a run that diverged"""
+    differences: list[float]
+    """the same less the first method's, seed by seed; NaN where one of the two diverged"""
+    measured: dict[str, list[float]] = field(default_factory=dict)
+    """other measurements with a column, in their units; NaN for a run that diverged"""
+    own: list[float] = field(default_factory=list)
+    """accuracy on the clients' own test data in percent, mean over clients; empty if nothing was measured"""
+    personal: bool = False
+    """`own` is of each client's own model, not of the global one"""
+    diverged: list[Divergence | None] = field(default_factory=list)
+    """None for a run that is finished"""
+    notes: list[str] = field(default_factory=list)
+    """on single runs"""
+    mended: bool = False
+    """a run had its settings changed after a divergence"""
+    other_code: bool = False
+    """a run was trained, wholly or partly, with other code than the method's own file has now"""
+    blew_up: bool = False
+    """a run ended with a loss that is finite and meaningless"""
+    untrained: bool = False
+    """clients train a part of the global model for themselves only, as in FedPer"""
+    shared: dict[str, Any] = field(default_factory=dict)
+    """options that were given for all methods together (--set method.…) and change this one"""
+    guess: float = 0.0
+    """accuracy of always naming the largest class of the test data, in percent; 0 if that is not known"""
+
+    @property
+    def accuracy(self) -> str:
+        return "".join(map(plain, self.accuracy_cell()))
+
+    @property
+    def difference(self) -> str:
+        return "".join(map(plain, self.difference_cell()))
+
+    @property
+    def marked(self) -> bool:
+        """Tell whether a run is not what its row says."""
+        return self.mended or self.other_code or self.blew_up
+
+    @property
+    def guessing(self) -> bool:
+        """Tell whether the global models learned nothing, as far as their accuracy shows."""
+        values = [] if self.personal or self.untrained else known(self.accuracies)
+        margin = GUESSING * min(self.guess, 100 - self.guess)
+        return bool(values) and self.guess > 0 and mean(values) <= self.guess + margin
+
+    def values(self, name: str) -> list[float]:
+        """Return a measurement seed by seed, in its unit."""
+        own = {"test_accuracy": self.accuracies, "own_accuracy": self.own}
+        return own[name] if name in own else self.measured.get(name, [])
+
+    def comparable(self, name: str) -> bool:
+        """Tell whether every seed has this measurement and was trained as asked."""
+        values = self.values(name)
+        return not self.marked and not self.guessing and bool(values) and all(map(math.isfinite, values))
+
+    def accuracy_cell(self, best: bool = False) -> Cell:
+        values, ends = known(self.accuracies), [end.round for end in self.diverged if end]
+        if not values:
+            first, last = min(ends, default=0), max(ends, default=0)
+            return [f"diverged (round {first})" if first == last else f"diverged (rounds {first} to {last})"]
+        some = f" ({len(ends)} of {len(self.accuracies)} diverged)" * bool(ends)
+        return [Number(spread(values), best), *[Mark("†")] * self.marked, some]
+
+    def difference_cell(self) -> Cell:
+        """Return the paired difference, and over how many seeds it is if the accuracy has more."""
+        pairs = known(self.differences)
+        if not pairs:
+            return [NOTHING]
+        fewer = len(pairs) < len(known(self.accuracies))
+        return [Number(spread(pairs, "+")), f" ({len(pairs)} of {len(self.differences)} seeds)" * fewer]
+
+    def to_json(self) -> dict[str, Any]:
+        content: dict[str, Any] = finite(asdict(self))
+        return content
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> "Row":
+        def numbers(values: Sequence[float | None]) -> list[float]:
+            return [math.nan if value is None else value for value in values]
+
+        lists = {name: numbers(content[name]) for name in ("accuracies", "differences", "own")}
+        measured = {name: numbers(values) for name, values in content["measured"].items()}
+        ends = [end and Divergence(**end) for end in content["diverged"]]
+        return cls(**{**content, **lists, "measured": measured, "diverged": ends})
+
+
+@dataclass(frozen=True)
 class About:
-    """What the runs themselves do not say."""
+    """Facts for a comparison's table that the runs do not have."""
 
     classes: int = 10
     untrained: frozenset[str] = frozenset()
@@ -43,12 +136,13 @@ class About:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """those that a reader wants to know"""
     notes: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """by label: what a reader should know of a method"""
+    """by label: notes on a method"""
     guess: float = 0.0
     """accuracy of always naming the largest class of the test data, in percent"""
 
 
 def rows(runs: Mapping[str, Sequence[Run]], about: About | None = None) -> list[Row]:
+    """Return a row for each method, compared with the first one."""
     first = {run.settings["seed"]: 100 * run.accuracy for run in next(iter(runs.values()))}
     everything = [run for some in runs.values() for run in some]
     own = any(PERSONAL in run.summary or run.settings.get("holdout", 0) > 0 for run in everything)
@@ -56,66 +150,63 @@ def rows(runs: Mapping[str, Sequence[Run]], about: About | None = None) -> list[
 
 
 def _row(label: str, runs: Sequence[Run], first: Mapping[int, float], own: bool, about: About) -> Row:
-    """Costs are of finished runs only: one that diverged early sent less and took less time."""
+    """Return the row of a method; costs are of finished runs only, for a diverged one sent and took less."""
     accuracies = [100 * run.accuracy for run in runs]
-    finished = [run.summary for run in runs if not run.diverged]
-
-    def over_runs(value: Callable[[dict[str, Any]], float]) -> float | None:
-        with suppress(KeyError, TypeError):  # a summary that lacks it
-            return mean(map(value, finished)) if finished else None
-        return None
 
     def notes(what: Callable[[Run], Sequence[str]]) -> list[str]:
         return [f"seed {run.settings['seed']}: {note}" for run in runs for note in what(run)]
 
-    drifts = [drift for summary in finished if (drift := summary.get("mean_logit_drift")) is not None]
-    some = f"drift was measured in {len(drifts)} of its {len(finished)} runs"
-    partly = [some] if 0 < len(drifts) < len(finished) else []
-    personal = any(PERSONAL in summary for summary in finished)
-    key = PERSONAL if personal else "client_accuracy_mean"
-    untrained = label in about.untrained
+    measured = {}
+    for row in MEASUREMENTS.values():
+        values = [math.nan if run.diverged else row.of_run(run.summary) for run in runs]
+        if row.column and row.name not in ("test_accuracy", "own_accuracy") and known(values):
+            measured[row.name] = values
+    finished, untrained = sum(not run.diverged for run in runs), label in about.untrained
+    partly = [
+        f"{MEASUREMENTS[name].column} was measured in {len(known(values))} of its {finished} runs"
+        for name, values in measured.items()
+        if MEASUREMENTS[name].option and len(known(values)) < finished
+    ]
     ends = notes(lambda run: [str(run.diverged)] if run.diverged else [])
     mended, code = notes(lambda run: [str(c) for c in run.changes if c.mends]), notes(other_code)
     blown = notes(lambda run: blown_up(run, about.classes, untrained))
     return Row(
-        label,
-        accuracies,
-        [a - first.get(run.settings["seed"], math.nan) for a, run in zip(accuracies, runs, strict=True)],
-        mean(drifts) if drifts else None,
-        over_runs(lambda summary: (summary["bytes_up"] + summary["bytes_down"]) / 1e6),
-        over_runs(lambda summary: 100 * summary["best_accuracy"]),
-        over_runs(lambda summary: summary["seconds"]),
-        [math.nan if (a := run.summary.get(key)) is None else 100 * a for run in runs] if own else [],
-        personal,
-        [run.diverged for run in runs],
-        [*about.notes.get(label, ()), *ends, *mended, *code, *blown, *partly],
-        bool(mended),
-        bool(code),
-        bool(blown),
-        untrained,
-        dict(about.shared.get(label, {})),
-        about.guess,
+        label=label,
+        accuracies=accuracies,
+        differences=[
+            a - first.get(r.settings["seed"], math.nan) for a, r in zip(accuracies, runs, strict=True)
+        ],
+        measured=measured,
+        own=[MEASUREMENTS["own_accuracy"].of_run(run.summary) for run in runs] if own else [],
+        personal=any(PERSONAL in run.summary for run in runs),
+        diverged=[run.diverged for run in runs],
+        notes=[*about.notes.get(label, ()), *ends, *mended, *code, *blown, *partly],
+        mended=bool(mended),
+        other_code=bool(code),
+        blew_up=bool(blown),
+        untrained=untrained,
+        shared=dict(about.shared.get(label, {})),
+        guess=about.guess,
     )
 
 
 def blown_up(run: Ended, classes: int, untrained: bool = False) -> list[str]:
-    """A run whose loss is finite, and yet beyond anything that a model with a meaning could have.
+    """Return a note on a run whose final loss is beyond anything that a model with a meaning could have.
 
-    Of a global model with an untrained part the test loss says nothing; the clients' own loss does.
+    The test loss of a global model with an untrained part says nothing; the clients' own loss does.
     """
     if run.diverged or not run.history:  # what was measured may be lost
         return []
-    name = "train_loss" if untrained else "test_loss"
-    loss = run.history[-1].get(name)
-    loss = math.nan if loss is None else float(loss)
+    row = MEASUREMENTS["train_loss" if untrained else "test_loss"]
+    loss = row.value(run.history[-1])
     if loss <= BLOWN_UP * math.log(max(classes, 2)) or (untrained and not math.isfinite(loss)):
         return []  # a round in which no client answered has no train loss
     shown = f"{loss:.2g}" if math.isfinite(loss) else "not finite"
-    return [f"blew up: the {name.replace('_', ' ')} of its final round is {shown}"]
+    return [f"blew up: the {row.title} of its final round is {shown}"]
 
 
 def other_code(run: Run | RecordedRun) -> list[str]:
-    """Which rounds were trained with other code of one's own method or model than there is now, if any were."""
+    """Return notes on rounds that were trained with other code of one's own method or model than there is now."""
     if run.path is None:
         return []
     names, directory = merge(run.settings), open_run(run.path)
@@ -143,33 +234,3 @@ def _rounds(first: int, last: int | None) -> str:
     if last is None:
         return f"rounds {first} on"
     return f"rounds {first} to {last}" if last > first else f"round {first}"
-
-
-def told(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a comparison that a reader wants to know: the important ones, and all that are
-    not the default. Of a path only its last part, for the table may be printed."""
-    values = {"data": _choice(config["data"])}
-    if config["train_size"]:
-        values["train_size"] = config["train_size"]
-    values["model"] = _choice(config["model"])
-    partition = _choice(config["partition"])
-    if partition != "dirichlet":
-        values["partition"] = partition
-    for option in fields(Settings):
-        name, value, traits = option.name, config.get(option.name, option.default), option.metadata
-        changed = value not in (option.default, "none") and traits["result"] and name != "seed"
-        if (traits["stated"] or changed) and used(traits, partition.partition(" ")[0]):
-            values.setdefault(name, value)
-    return values
-
-
-def _choice(choice: Any) -> str:
-    """A choice by name, with its options."""
-    table = {"name": choice} if isinstance(choice, str) else dict(choice)
-    options = [f"{key}={_short(value)}" for key, value in table.items() if key != "name"]
-    return _short(table["name"]) + (f" ({', '.join(options)})" if options else "")
-
-
-def _short(value: Any) -> str:
-    text = str(value)
-    return Path(text).name if Path(text).is_absolute() else text

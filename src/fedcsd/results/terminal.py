@@ -16,8 +16,9 @@ from rich.text import Text
 from fedcsd.federation.callbacks import Callbacks
 from fedcsd.measurements import MEASUREMENTS, number
 from fedcsd.plugins import short
-from fedcsd.results import tables
-from fedcsd.results.tables import Row
+from fedcsd.results import comparison
+from fedcsd.results.rows import Row
+from fedcsd.results.tables import known
 
 console = Console(highlight=False, markup=False)
 
@@ -216,7 +217,7 @@ def show_table(
     *,
     wide: bool = False,
     fit: bool = False,
-    bold: Callable[[int, str], bool] = lambda row, column: False,
+    bold: Callable[[int, int], bool] = lambda row, column: False,
 ) -> list[str]:
     """Print a table and return the names of the columns that had no room.
 
@@ -224,7 +225,7 @@ def show_table(
         left: number of columns that are text; the others are numbers
         wide: a log file gets the whole width
         fit: so too, and only the first column is ever folded; a terminal that is too narrow lacks the last columns
-        bold: tells of a row's number and a column's name whether the cell stands out
+        bold: tells whether the cell of a row and a column stands out
     """
 
     def made(columns: int) -> Table:
@@ -236,8 +237,9 @@ def show_table(
             least = min(NAME_WIDTH, max(len(row[0]) for row in cells)) if fit and not whole else None
             table.add_column(heading, overflow="fold", no_wrap=whole, min_width=least, justify=side)
         for place, row in enumerate(cells):
-            shown = zip(row[:columns], head, strict=False)
-            table.add_row(*(Text(cell, "bold green" * bold(place, name)) for cell, name in shown))
+            table.add_row(
+                *(Text(cell, "bold green" * bold(place, i)) for i, cell in enumerate(row[:columns]))
+            )
         return table
 
     def widths(columns: int) -> Measurement:
@@ -256,21 +258,20 @@ def show_comparison(
     rows: Sequence[Row], seeds: Sequence[int], settings: Mapping[str, Any] | None = None
 ) -> None:
     """Print the table of a comparison with its best values in bold, and the remarks on it."""
-    head, cells = tables.table(rows)
-    columns = [list(column) for column in zip(*cells, strict=True)]
+    made = comparison.table(rows)
+    head, columns = made.head, [list(column) for column in zip(*made.texts, strict=True)]
     spreads = 2 + (len(rows) > 1) + any(row.own for row in rows)
     columns[1:spreads] = map(aligned, columns[1:spreads])
-    best = {"accuracy (%)": tables.best_of(rows), "own data (%)": tables.best_of(rows, "own")}
     missing = show_table(
         head,
         list(zip(*columns, strict=True)),
         spreads,
         fit=True,
-        bold=lambda row, column: column in best and best[column][row],
+        bold=lambda row, column: made.best[row][column],
     )
     if missing:
         say(f"no room here for {', '.join(missing)}: see the files below")
-    for text in [*tables.legend(rows, seeds, settings or {}), *tables.remarks(rows)]:
+    for text in [*comparison.legend(rows, seeds, settings or {}), *comparison.remarks(rows)]:
         say(text)
 
 
@@ -317,7 +318,7 @@ def sparkline(values: Sequence[Any], width: int = 60) -> str:
     """Return a curve as one line of text, from 0 to the largest value, with gaps where there is no number."""
     if len(values) > width:
         values = [values[i * len(values) // width] for i in range(width)]
-    top = max(tables.known([*map(number, values)]), default=1.0) or 1.0
+    top = max(known([*map(number, values)]), default=1.0) or 1.0
     return "".join(BLOCKS[min(7, int(8 * v / top))] if math.isfinite(v) else " " for v in map(number, values))
 
 

@@ -23,10 +23,10 @@ from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.summary import summarise
 from fedcsd.federation.evaluation import LISTED
 from fedcsd.federation.rounds import Federation
+from fedcsd.results.report.charts import usable
 from fedcsd.results.report.collect import collect
-from fedcsd.results.report.measures import usable
-from fedcsd.results.report.page import page, plotly_script, safe_json, write
-from fedcsd.results.report.serve import Server
+from fedcsd.results.report.page import page, plotly_script, safe_json, write_report
+from fedcsd.results.report.serve import ReportServer
 from helpers.federations import Here, blobs, small
 from helpers.program import Fedcsd, FedcsdRun
 from helpers.reports import HOSTILE, SMALL, made, record, thirty
@@ -173,7 +173,7 @@ def test_a_seed_that_is_there_twice_counts_once(tmp_path: Path) -> None:
         ["fedavg", "60.00 ± 10.00", ""],
         ["scaffold", "70.00 ± 10.00", "+10.00 ± 0.00"],
     ]
-    assert "fedavg, drift was measured in 1 of its 3 runs" in found["table"]["notes"]
+    assert "fedavg, logit drift was measured in 1 of its 3 runs" in found["table"]["notes"]
     assert found["alerts"] == ["a0: left out, for it has the settings and seed of another run"]
 
 
@@ -220,7 +220,7 @@ def test_only_the_page_s_own_scripts_may_run(tmp_path: Path) -> None:
 
 
 def test_thirty_runs_of_a_hundred_rounds_are_small_enough(tmp_path: Path) -> None:
-    path = write([thirty(tmp_path)], tmp_path / "report.html")
+    path = write_report([thirty(tmp_path)], tmp_path / "report.html")
     assert path.stat().st_size < 8_000_000
 
 
@@ -296,7 +296,7 @@ def ask(url: str, **headers: str) -> tuple[int, str, bytes]:
 
 def test_the_live_page(tmp_path: Path) -> None:
     run = tmp_path / "r"
-    server = Server([run])
+    server = ReportServer([run])
     Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     try:
         status, version, content = ask(server.url + "data.json")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 import fedcsd as package
-from fedcsd.results.report.page import write
+from fedcsd.results.report.page import write_report
 from helpers.federations import blobs
 from helpers.reports import HOSTILE, SMALL, made, record, thirty
 
@@ -101,12 +101,12 @@ def scrolled_through(browser: Chrome) -> int:
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("compared")
     package.compare("fedavg,fedcsd,ditto", [0, 1], data=blobs(), out=folder / "c", track_drift=True, **SMALL)
-    return write([folder / "c"], folder / "report.html")
+    return write_report([folder / "c"], folder / "report.html")
 
 
 def test_charts_draw_and_switch(browser: Chrome, compared: Path) -> None:
     open_page(browser, compared)
-    assert scrolled_through(browser) == 9
+    assert scrolled_through(browser) == 10
     assert browser.execute_script(LINES) == 6  # a line and a band for each method
     title = "return document.querySelector('#accuracy .xtitle').textContent"
     browser.execute_script("document.querySelectorAll('#accuracy [name=accuracy-x]')[2].click()")
@@ -175,7 +175,7 @@ def test_print_is_light_and_complete(browser: Chrome, compared: Path) -> None:
       dispatchEvent(new Event('afterprint'));
       return found"""
     plots, width, folded, ground = browser.execute_script(state)
-    assert (plots, width, folded, ground.strip()) == (9, 660, 0, "#ffffff")
+    assert (plots, width, folded, ground.strip()) == (10, 660, 0, "#ffffff")
     assert len(browser.execute_cdp_cmd("Page.printToPDF", {})["data"]) > 50_000
 
 
@@ -189,7 +189,7 @@ def test_hostile_names_are_text(browser: Chrome, tmp_path: Path) -> None:
     )
     (tmp_path / "c" / "<i>torn").mkdir()
     (tmp_path / "c" / "<i>torn" / "config.toml").write_text("<b>")
-    open_page(browser, write([tmp_path / "c"], tmp_path / "r.html"))
+    open_page(browser, write_report([tmp_path / "c"], tmp_path / "r.html"))
     scrolled_through(browser)
     assert browser.title == "c – fedcsd"
     assert browser.execute_script("return document.querySelectorAll('img, b, i').length") == 0
@@ -207,7 +207,7 @@ def test_hostile_names_are_text(browser: Chrome, tmp_path: Path) -> None:
 
 def test_thirty_runs_open_in_time(browser: Chrome, tmp_path: Path) -> None:
     """Two seconds are what a machine to itself may take (studies/report_page.py); here others are at work."""
-    path = write([thirty(tmp_path)], tmp_path / "r.html")
+    path = write_report([thirty(tmp_path)], tmp_path / "r.html")
     began = time.monotonic()
     open_page(browser, path)
     assert time.monotonic() - began < 10
@@ -221,7 +221,7 @@ def test_runs_without_anything_to_draw(browser: Chrome, tmp_path: Path) -> None:
     run = made(tmp_path / "r", [0.5], ended=False, rounds=4)
     (run / "metrics.jsonl").unlink()
     (run / "partition.npz").unlink()
-    browser.get(write([run], tmp_path / "r.html").as_uri())
+    browser.get(write_report([run], tmp_path / "r.html").as_uri())
     until(lambda: "not finished: 0 of 4 rounds" in browser.find_element("id", "alerts").text)
     assert browser.execute_script("return document.querySelectorAll('.plot').length") == 0
 
@@ -296,7 +296,7 @@ def test_ticks_can_be_told_apart(browser: Chrome, tmp_path: Path) -> None:
     each = {"client_accuracies": [0.9, 0.1, 0.4, 0.5]}
     lines = [record(n, 0.5, target_entropy=1 - 1e-7 * n, **each) for n in (1, 2)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    open_page(browser, write([run], tmp_path / "r.html"))
+    open_page(browser, write_report([run], tmp_path / "r.html"))
     scrolled_through(browser)
     ticks = "return [...document.querySelectorAll(arguments[0])].map(t => t.textContent)"
     assert browser.execute_script(ticks, "#clients .xtick text") == ["1", "2", "3", "4"]

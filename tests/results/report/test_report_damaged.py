@@ -35,10 +35,10 @@ def test_a_run_of_another_version_is_shown_with_what_it_has(lost: str, tmp_path:
     (run / "config.toml").write_text(tomli_w.dumps(config))
     (run / "summary.json").write_text(json.dumps(summary))
     found = collect([run])
-    method, accuracy, sent, best, time = found["table"]["cells"][0]
-    assert (method, accuracy, time) == ("fedavg", "60.00", "4.0 s")
-    assert sent == ("–" if lost == "bytes_up" else "4.00")
-    assert best == ("–" if lost == "best_accuracy" else "60.00")
+    shown = dict(zip(found["table"]["head"], found["table"]["cells"][0], strict=True))
+    assert (shown["method"], shown["accuracy (%)"], shown["time"]) == ("fedavg", "60.00", "4.0 s")
+    assert shown.get("sent (MB)") == (None if lost == "bytes_up" else "4.00")
+    assert shown.get("best (%)") == (None if lost == "best_accuracy" else "60.00")
     page(found)
 
 

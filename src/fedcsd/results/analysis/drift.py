@@ -26,6 +26,7 @@ from fedcsd.experiments.experiment import Experiment, config_of
 from fedcsd.experiments.machine import backend_for
 from fedcsd.experiments.resuming import check_outside
 from fedcsd.experiments.running import Run
+from fedcsd.experiments.summary import notable
 from fedcsd.files import write_whole
 from fedcsd.messages import Reply, finite
 from fedcsd.methods import Method
@@ -34,8 +35,7 @@ from fedcsd.objectives import kl_divergence
 from fedcsd.results.analysis import forgetting
 from fedcsd.results.analysis.forgetting import Forgetting, counts
 from fedcsd.results.analysis.one_round import NextRound, Report, ready
-from fedcsd.results.plots import method_label
-from fedcsd.results.rows import told
+from fedcsd.results.groups import method_label
 from fedcsd.results.style import COLOURS, PAGE, dress, lettered, look, printed, verbatim
 from fedcsd.training import Client
 from fedcsd.training.workspace import Workspace
@@ -242,7 +242,7 @@ def study(
     with backend_for(experiment) as backend:
         before = backend.evaluate(following.rounds, experiment.weights).correct[:images]
     history = [{key: r[key] for key in ("round", *HISTORY) if r.get(key) is not None} for r in start.history]
-    settings = told({**config_of(experiment), "epochs": epochs})
+    settings = notable({**config_of(experiment), "epochs": epochs})
     forgotten = forgetting_of(experiment, following.clients, before, after)
     accuracy = float(before.mean())
     return Drift(settings, following.rounds, accuracy, images, curves, history, forgotten, warm_up)

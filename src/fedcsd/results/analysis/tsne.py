@@ -26,7 +26,7 @@ from fedcsd.messages import Reply
 from fedcsd.methods import Method, methods
 from fedcsd.plugins import free
 from fedcsd.results.analysis.one_round import NextRound, Report, latest, ready
-from fedcsd.results.plots import labels_of
+from fedcsd.results.groups import labels_of
 from fedcsd.results.style import COLOURS, COLUMN, PAGE, lettered, printed, verbatim
 from fedcsd.weights import Weights
 

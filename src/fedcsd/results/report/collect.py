@@ -1,10 +1,11 @@
-"""From runs on disk to all that the page shows, as plain JSON."""
+"""The content of the report page, from runs on disk, as plain JSON."""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 import numpy as np
@@ -12,27 +13,28 @@ import numpy as np
 from fedcsd.__version__ import __version__
 from fedcsd.config.settings import applied, of_settings, settings_where
 from fedcsd.data.partition import Counts
-from fedcsd.experiments.summary import summarise
+from fedcsd.experiments.summary import notable, summarise
 from fedcsd.experiments.tracking import settings_text
+from fedcsd.measurements import MEASUREMENTS, number
 from fedcsd.messages import finite
-from fedcsd.results.report.measures import charts, series
-from fedcsd.results.report.runs import DAMAGE, Found, Seen, common, find
-from fedcsd.results.rows import About, rows, told
+from fedcsd.results.comparison import duration, heading, in_words, legend, remarks, table
+from fedcsd.results.report.charts import charts, series
+from fedcsd.results.report.runs import DAMAGE, ReportRuns, SeenRun, common, find
+from fedcsd.results.rows import About, Row, rows
 from fedcsd.results.style import look
-from fedcsd.results.tables import Row, best_of, in_words, legend, remarks, table
+from fedcsd.results.tables import NOTHING, known
 
 CELLS = 300_000  # numbers of a heat map, or of all partitions, that a page has room for
-POINTS = 1_000  # clients, or rounds, beyond which not every one is drawn
-COLUMNS = ("method", "accuracy (%)", "own data (%)", "logit drift", "sent (MB)", "best (%)", "time")
-FIRST = "vs first"  # what the column of differences is called where it is not of one method of a short name
-WIDE = 24  # characters of a column's name
-RECENT = 10  # rounds from which the time of those to come is told
+POINTS = 1_000  # clients, or rounds, above which not every one is drawn
+FIRST = "vs first"  # heading of the differences unless they are to one method with a short name
+WIDE = 24  # characters of a heading
+RECENT = 10  # rounds that the time of the next ones is estimated from
 
 Json = dict[str, Any]
 
 
 def collect(paths: Sequence[Path], *, live: bool = False) -> Json:
-    """All of one page. `live` is for a run that may still be training, or not even be there yet."""
+    """Return all that one page shows; `live` allows runs that still train or do not exist yet."""
     found = find(paths, waiting=live)
     groups = found.groups
     histories = {label: [run.history for run in runs] for label, runs in groups.items()}
@@ -54,8 +56,8 @@ def collect(paths: Sequence[Path], *, live: bool = False) -> Json:
         "runs": _runs(found),
         "progress": _progress(found) if live else None,
     }
-    cleaned: Json = finite(content)
-    return cleaned
+    finished: Json = finite(content)
+    return finished
 
 
 def _title(paths: Sequence[Path]) -> str:
@@ -64,19 +66,19 @@ def _title(paths: Sequence[Path]) -> str:
 
 
 def _look(index: int) -> Json:
-    """As in the figures; a page adds marks, and its own black for dark mode."""
+    """Return the look of a line as in the figures; the page adds marks, and its own black for dark mode."""
     shown = look(index)
     dashes = {"-": "solid", "--": "dash", "-.": "dashdot", ":": "dot"}
     return {"colour": shown["color"], "dash": dashes[shown["linestyle"]], "mark": index}
 
 
-def _summary(found: Found) -> str:
-    """On what was trained, in one line."""
+def _summary(found: ReportRuns) -> str:
+    """Describe the settings and seeds in one line."""
     every = [run.settings for runs in found.groups.values() for run in runs]
     if not every:
         return ""
     try:
-        same = [told(settings) for settings in every]
+        same = [notable(settings) for settings in every]
     except DAMAGE:
         return ""
     values = found.settings or common(same)
@@ -85,19 +87,23 @@ def _summary(found: Found) -> str:
     return ", ".join(filter(None, (in_words(values), numbers)))
 
 
-def _table(found: Found) -> Json:
-    """The final table: a line for each method, and what its columns are. Compared are methods on the same data."""
+def _table(found: ReportRuns) -> Json:
+    """Return the final table, a line for each method; methods on the same data are compared."""
     ended = {label: some for label, runs in found.groups.items() if (some := [r for r in runs if r.ended])}
-    parts = _alike(ended)
-    tables = [made for labels in parts if (made := _rows({k: ended[k] for k in labels}, found.about))]
-    every = [row for made in tables for row in made]
-    versus = f"vs {every[0].label}" if every and len(parts) == 1 else FIRST
+    groups = _alike(ended)
+    made = [rows for labels in groups if (rows := _rows({k: ended[k] for k in labels}, found.about))]
+    every = [row for rows in made for row in rows]
+    versus = f"vs {every[0].label}" if every and len(groups) == 1 else FIRST
     versus = versus if len(versus) <= WIDE else FIRST
-    lines = {label: line for made in tables for label, line in _lines(made, versus).items()}
-    head = [
-        name for name in (*COLUMNS[:2], versus, *COLUMNS[2:]) if any(name in line for line in lines.values())
-    ]
-    head = head or list(COLUMNS[:2])
+    lines: dict[str, dict[str, tuple[str, bool]]] = {}
+    for rows in made:
+        part = table(rows, time=True, first=versus)
+        for row, texts, best in zip(rows, part.texts, part.best, strict=True):
+            lines[row.label] = dict(zip(part.head, zip(texts, best, strict=True), strict=True))
+    headings = [heading(row) for row in MEASUREMENTS.values() if row.column]
+    there = {name for line in lines.values() for name in line}
+    head = [name for name in ("method", headings[0], versus, *headings[1:]) if name in there]
+    head = head or ["method", headings[0]]
     filled = [_with_unfinished(label, runs, lines.get(label), head) for label, runs in found.groups.items()]
     seeds = sorted({int(run.config["seed"]) for runs in found.groups.values() for run in runs})
     notes = [*legend(every, seeds, {}), *remarks(every)] if every else []
@@ -105,20 +111,16 @@ def _table(found: Found) -> Json:
         notes.insert(
             0, f"{FIRST}: less the accuracy of the first method above with the same data and partition"
         )
-    if len(parts) > 1:
+    if len(groups) > 1:
         notes.insert(
             0, "of different data or partitions: the best is marked among methods that have the same"
         )
-    return {
-        "head": head,
-        "cells": [cell for cell, _ in filled],
-        "strong": [strong for _, strong in filled],
-        "notes": notes,
-    }
+    cells, strong = [cell for cell, _ in filled], [strong for _, strong in filled]
+    return {"head": head, "cells": cells, "strong": strong, "notes": notes}
 
 
-def _alike(groups: Mapping[str, Sequence[Seen]]) -> list[list[str]]:
-    """The labels whose runs have the same data, dealt to clients in the same way, together."""
+def _alike(groups: Mapping[str, Sequence[SeenRun]]) -> list[list[str]]:
+    """Return the labels whose runs have the same data, dealt to clients in the same way, together."""
     found: dict[str, list[str]] = {}
     for label, runs in groups.items():
         same = of_settings(settings_where(deals=True, result=True), applied(runs[0].settings))
@@ -126,20 +128,7 @@ def _alike(groups: Mapping[str, Sequence[Seen]]) -> list[list[str]]:
     return list(found.values())
 
 
-def _lines(made: Sequence[Row], versus: str) -> dict[str, dict[str, tuple[str, bool]]]:
-    """By label and column what stands there, and whether it is the best."""
-    head, cells = table(made)
-    names = [versus if name.startswith("vs ") else name for name in head]
-    best = {"accuracy (%)": best_of(made), "own data (%)": best_of(made, "own")}
-    lines = {}
-    for index, (row, line) in enumerate(zip(made, cells, strict=True)):
-        marks = [name in best and best[name][index] for name in names]
-        shown = dict(zip(names, zip(line, marks, strict=True), strict=True))
-        lines[row.label] = {**shown, "time": (_seconds(row.seconds), False)}
-    return lines
-
-
-def _rows(ended: Mapping[str, Sequence[Seen]], about: About | None) -> list[Row]:
+def _rows(ended: Mapping[str, Sequence[SeenRun]], about: About | None) -> list[Row]:
     runs = {label: [run.run() for run in some] for label, some in ended.items()}
     classes = [run.counts.shape[1] for some in ended.values() for run in some if run.counts is not None]
     known = about or About()
@@ -151,37 +140,28 @@ def _rows(ended: Mapping[str, Sequence[Seen]], about: About | None) -> list[Row]
 
 
 def _with_unfinished(
-    label: str, runs: Sequence[Seen], line: Mapping[str, tuple[str, bool]] | None, head: Sequence[str]
+    label: str, runs: Sequence[SeenRun], line: Mapping[str, tuple[str, bool]] | None, head: Sequence[str]
 ) -> tuple[list[str], list[bool]]:
-    """A line of the table that says which of its runs are not finished."""
+    """Return a line of the table that says which of its runs are not finished."""
     waiting = [run for run in runs if not run.ended]
     if line is not None:
-        cell, strong = map(list, zip(*(line.get(name, ("–", False)) for name in head), strict=True))
+        cell, strong = map(list, zip(*(line.get(name, (NOTHING, False)) for name in head), strict=True))
         if waiting:
             cell[1] += f" ({len(waiting)} of {len(runs)} not finished)"
             strong = [False] * len(head)
         return cell, strong
-    newest = [run.summary["final_accuracy"] if run.summary else _newest(run) for run in runs]
-    known = [float(a) for a in newest if isinstance(a, (int, float))]
-    shown = f"{100 * sum(known) / len(known):.2f}{' so far' * bool(waiting)}" if known else "–"
-    if waiting and not known:
+    newest = [
+        number(run.summary["final_accuracy"] if run.summary else (run.raw or [{}])[-1].get("test_accuracy"))
+        for run in runs
+    ]
+    shown = f"{100 * mean(known(newest)):.2f}{' so far' * bool(waiting)}" if known(newest) else NOTHING
+    if waiting and not known(newest):
         shown = "no round yet"
-    return [label, shown, *["–"] * (len(head) - 2)], [False] * len(head)
+    return [label, shown, *[NOTHING] * (len(head) - 2)], [False] * len(head)
 
 
-def _newest(run: Seen) -> Any:
-    return run.raw[-1].get("test_accuracy") if run.raw else None
-
-
-def _seconds(seconds: float | None) -> str:
-    if seconds is None:
-        return "–"
-    minutes, rest = divmod(seconds, 60)
-    return f"{seconds:.1f} s" if seconds < 60 else f"{int(minutes)} min {int(rest)} s"
-
-
-def _alerts(found: Found) -> list[str]:
-    """What a reader must not overlook: runs that did not end as they should, or do not count."""
+def _alerts(found: ReportRuns) -> list[str]:
+    """Return lines on runs that did not end as they should, or do not count."""
     several = sum(map(len, found.groups.values())) + len(found.damaged) > 1
     bad = [run for runs in found.groups.values() for run in runs if run.summary is None]
     said = [f"{run.path.name}: {run.state}" if several else run.state for run in [*bad, *found.damaged]]
@@ -196,22 +176,20 @@ def _alerts(found: Found) -> list[str]:
     ]
 
 
-def _last(run: Seen, key: str) -> list[Any] | None:
-    """A list of numbers in the newest round that has one."""
-    for record in reversed(run.raw):
-        if isinstance(record.get(key), list):
-            return list(record[key])
-    return None
+def _last(run: SeenRun, key: str) -> list[Any] | None:
+    """Return a list of numbers from the newest round that has one."""
+    lists = (record[key] for record in reversed(run.raw) if isinstance(record.get(key), list))
+    return next(lists, None)
 
 
 def _mean(lists: Sequence[Sequence[Any]]) -> list[float | None]:
-    """Place by place, over what is known, in percent."""
-    columns = [[v for v in some if isinstance(v, (int, float))] for some in zip(*lists, strict=False)]
-    return [round(100.0 * sum(some) / len(some), 2) if some else None for some in columns]
+    """Return the mean place by place, over known numbers, in percent."""
+    columns = [known(list(map(number, some))) for some in zip(*lists, strict=False)]
+    return [round(100.0 * mean(some), 2) if some else None for some in columns]
 
 
-def _classes(groups: Mapping[str, Sequence[Seen]]) -> list[Json]:
-    """Per-class accuracy of each method: of the final round, and over rounds where there is room for that."""
+def _classes(groups: Mapping[str, Sequence[SeenRun]]) -> list[Json]:
+    """Return the accuracy of each class, in the final round and over rounds; fewer rounds where many do not fit."""
     shown: list[Json] = []
     room = CELLS // max(1, len(groups))
     for label, runs in groups.items():
@@ -228,8 +206,8 @@ def _classes(groups: Mapping[str, Sequence[Seen]]) -> list[Json]:
     return shown
 
 
-def _clients(groups: Mapping[str, Sequence[Seen]]) -> list[Json]:
-    """Per-client accuracy of each method, worst first, mean over seeds that have the same partition."""
+def _clients(groups: Mapping[str, Sequence[SeenRun]]) -> list[Json]:
+    """Return the accuracy of each client, worst first, mean over seeds that have the same partition."""
     shown = []
     for label, runs in groups.items():
         same = [run for run in runs if _equal(run.counts, runs[0].counts)]
@@ -238,18 +216,11 @@ def _clients(groups: Mapping[str, Sequence[Seen]]) -> list[Json]:
             values = [(v, client) for client, v in enumerate(_mean(lists)) if v is not None]
             if not values:
                 continue
-            values.sort()
             step = max(1, math.ceil(len(values) / POINTS))
-            chosen = list(enumerate(values, 1))[::step]
-            shown.append(
-                {
-                    "label": label,
-                    "model": model,
-                    "place": [place for place, _ in chosen],
-                    "accuracy": [v for _, (v, _) in chosen],
-                    "client": [client for _, (_, client) in chosen],
-                }
-            )
+            places, chosen = zip(*list(enumerate(sorted(values), 1))[::step], strict=True)
+            accuracies, clients = zip(*chosen, strict=True)
+            parts = {"place": places, "accuracy": accuracies, "client": clients}
+            shown.append({"label": label, "model": model, **{key: list(some) for key, some in parts.items()}})
     return shown
 
 
@@ -257,8 +228,8 @@ def _equal(a: Counts | None, b: Counts | None) -> bool:
     return a is b if a is None or b is None else bool(np.array_equal(a, b))
 
 
-def _partitions(groups: Mapping[str, Sequence[Seen]]) -> list[Json]:
-    """The different partitions, and whose they are; as many as there is room for."""
+def _partitions(groups: Mapping[str, Sequence[SeenRun]]) -> list[Json]:
+    """Return the different partitions with the names of their runs, as many as there is room for."""
     different: list[tuple[Counts, list[str]]] = []
     for label, runs in groups.items():
         for run in runs:
@@ -267,78 +238,67 @@ def _partitions(groups: Mapping[str, Sequence[Seen]]) -> list[Json]:
             names = next((names for counts, names in different if _equal(counts, run.counts)), None)
             if names is None:
                 different.append((run.counts, names := []))
-            name = label if len(runs) == 1 else f"{label} seed {run.config['seed']}"
-            names.append(name)
+            names.append(label if len(runs) == 1 else f"{label} seed {run.config['seed']}")
     shown: list[Json] = []
     room = CELLS
     for counts, names in different:
         room -= counts.size
         if room < 0 and shown:
             break
-        everyone = len(different) == 1
-        name = "all runs" if everyone else ", ".join(names[:3]) + (" and more" if len(names) > 3 else "")
+        name = ", ".join(names[:3]) + (" and more" if len(names) > 3 else "")
+        name = "all runs" if len(different) == 1 else name
         shown.append({"name": name, "counts": counts[: 10 * POINTS].tolist()})
     return shown
 
 
-def _settings(groups: Mapping[str, Sequence[Seen]]) -> Json:
-    """Every setting, versions and the machine, and those that differ between the methods."""
-    labels = list(groups)
+def _settings(groups: Mapping[str, Sequence[SeenRun]]) -> Json:
+    """Return every setting, the versions and the machine, and the settings that differ between the methods."""
     firsts = {label: runs[0] for label, runs in groups.items()}
-    tables = {label: settings_text(run.settings) for label, run in firsts.items()}
-    facts = {
-        label: settings_text({key: run.config.get(key, {}) for key in ("versions", "host")})
-        for label, run in firsts.items()
+    every = _across({label: settings_text(run.settings) for label, run in firsts.items()})
+    parts = {
+        label: {key: run.config.get(key, {}) for key in ("versions", "host")} for label, run in firsts.items()
     }
-    every = _across(tables)
-    untold = [
-        *settings_where(result=False),
-        "seed",
-        *["method.name"] * (len(set(labels)) == len(labels)),
-    ]  # labels name the method
+    facts = _across({label: settings_text(values) for label, values in parts.items()})
+    untold = (*settings_where(result=False), "seed", "method.name")  # labels name the method
     differ = [line for line in every if line["differs"] and line["key"] not in untold]
-    return {"labels": labels, "differ": differ, "settings": every, "facts": _across(facts)}
+    return {"labels": list(groups), "differ": differ, "settings": every, "facts": facts}
 
 
 def _across(tables: Mapping[str, Mapping[str, str]]) -> list[Json]:
-    """A line for each key: its value for each label; one value if all have the same."""
-    keys = list(dict.fromkeys(key for some in tables.values() for key in some))
+    """Return a line for each key: its value for each label, or one value if all have the same."""
     lines = []
-    for key in keys:
+    for key in dict.fromkeys(key for some in tables.values() for key in some):
         values = [some.get(key, "") for some in tables.values()]
         differs = len(set(values)) > 1
         lines.append({"key": key, "values": values if differs else values[:1], "differs": differs})
     return lines
 
 
-def _runs(found: Found) -> list[list[str]]:
-    """A line for each run: folder, method, seed, rounds, accuracy, time, and how it stands."""
+def _runs(found: ReportRuns) -> list[list[str]]:
+    """Return a line for each run: folder, method, seed, rounds, accuracy, time and state."""
     lines = []
-    for label, runs in found.groups.items():
-        for run in runs:
-            try:
-                summary = finite(run.summary or (summarise(run.raw) if run.raw else {}))
-            except DAMAGE:
-                summary = {}
-            accuracy = summary.get("final_accuracy")
-            shown = "–" if accuracy is None else f"{100 * accuracy:.2f}"
-            done = f"{len(run.history)} of {run.config['rounds']}"
-            lines.append(
-                [
-                    run.path.name,
-                    label,
-                    str(run.config["seed"]),
-                    done,
-                    shown,
-                    _seconds(summary.get("seconds")),
-                    run.state,
-                ]
-            )
+    for label, run in ((label, run) for label, runs in found.groups.items() for run in runs):
+        try:
+            summary = finite(run.summary or (summarise(run.raw) if run.raw else {}))
+        except DAMAGE:
+            summary = {}
+        accuracy, seconds = summary.get("final_accuracy"), summary.get("seconds")
+        lines.append(
+            [
+                run.path.name,
+                label,
+                str(run.config["seed"]),
+                f"{len(run.history)} of {run.config['rounds']}",
+                NOTHING if accuracy is None else f"{100 * accuracy:.2f}",
+                NOTHING if seconds is None else duration(seconds),
+                run.state,
+            ]
+        )
     return lines + [[run.path.name, "", "", "", "", "", run.state] for run in found.damaged]
 
 
-def _progress(found: Found) -> Json:
-    """How far a run in training is: rounds done of those that are begun, and seconds left of them."""
+def _progress(found: ReportRuns) -> Json:
+    """Return how far the newest run is: rounds done of those begun, and the seconds that are left of them."""
     runs = [run for some in found.groups.values() for run in some]
     going = [run for run in runs if not run.ended]
     over = found.whole and bool(runs) and not going
@@ -346,20 +306,15 @@ def _progress(found: Found) -> Json:
     if not going:
         return state
     run = max(going, key=_modified)
-    recent = [float(r["seconds"]) for r in run.history[-RECENT:]]
-    pace = sum(recent) / len(recent) if recent else None
+    recent = [float(record["seconds"]) for record in run.history[-RECENT:]]
+    pace = mean(recent) if recent else None
     done, rounds = len(run.history), int(run.config["rounds"])
-    return state | {
-        "run": run.path.name,
-        "done": done,
-        "rounds": rounds,
-        "left": None if pace is None else pace * (rounds - done),
-        "updated": _modified(run),
-        "pace": pace,
-    }
+    left = None if pace is None else pace * (rounds - done)
+    shown = {"run": run.path.name, "done": done, "rounds": rounds, "left": left}
+    return state | shown | {"updated": _modified(run), "pace": pace}
 
 
-def _modified(run: Seen) -> float:
+def _modified(run: SeenRun) -> float:
     for name in ("metrics.jsonl", "config.toml"):
         try:
             return (run.path / name).stat().st_mtime

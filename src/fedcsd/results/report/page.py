@@ -1,4 +1,4 @@
-"""From what a report shows to the text of its page: everything in one file, nothing from elsewhere."""
+"""The text of the report page: everything in one file, nothing from elsewhere."""
 
 import base64
 import html
@@ -11,7 +11,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
-from fedcsd.errors import UserError, note
+from fedcsd.errors import UserError, note, one_line, reason
 from fedcsd.files import write_whole, writing
 from fedcsd.results.report.collect import collect
 
@@ -20,7 +20,7 @@ FILE = "report.html"
 
 
 def page(content: Mapping[str, Any], *, live: bool = False) -> str:
-    """The page that shows this content. A live one may ask its own server for more; others may ask nobody."""
+    """Return the page for this content; only a live one may ask its server for more."""
     plotly, script = plotly_script(), "\n".join(_part(name) for name in SCRIPTS)
     policy = [
         "default-src 'none'",
@@ -42,7 +42,7 @@ def page(content: Mapping[str, Any], *, live: bool = False) -> str:
 
 
 def safe_json(content: Any) -> str:
-    """JSON that cannot end the script element it stands in, whatever names are in it."""
+    """Return JSON that cannot end the script element it stands in, for any names in it."""
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for c in "<>&\u2028\u2029":
         text = text.replace(c, f"\\u{ord(c):04x}")
@@ -50,13 +50,13 @@ def safe_json(content: Any) -> str:
 
 
 def digest(script: str) -> str:
-    """What a content security policy calls a script that may run."""
+    """Return the name of a script in a content security policy."""
     return f"'sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}'"
 
 
 @cache
 def plotly_script() -> str:
-    """plotly.js, as the Python package has it."""
+    """Return plotly.js, as the Python package has it."""
     from plotly.offline import get_plotlyjs
 
     return str(get_plotlyjs())
@@ -67,20 +67,19 @@ def _part(name: str) -> str:
     return (files("fedcsd.results.report") / name).read_text(encoding="utf-8")
 
 
-def write(paths: Sequence[Path], out: Path) -> Path:
-    """The report of these runs, as one file."""
+def write_report(paths: Sequence[Path], out: Path) -> Path:
+    """Write the report of these runs as one file."""
     text = page(collect(paths))
     with writing(out, "choose another -o"):
         write_whole(out, text.encode())
     return out
 
 
-def write_beside(folder: Path) -> Path | None:
-    """The report of a run or comparison that has just ended, in its folder. Training is over and saved, so
-    whatever goes wrong here is only told."""
+def report_beside(folder: Path) -> Path | None:
+    """Write the report of a run or comparison into its folder; training is over, so an error is only noted."""
     try:
-        return write([folder], folder / FILE)
+        return write_report([folder], folder / FILE)
     except Exception as error:
-        text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+        text = reason(error) if isinstance(error, UserError) else one_line(error)
         note(f"there is no report of {folder}: {text}")
         return None

@@ -1,4 +1,4 @@
-"""The runs of a report as they lie on disk: finished, diverged, still going on, or damaged."""
+"""The runs of a report on disk: finished, diverged, in training, or damaged."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,20 +14,21 @@ from fedcsd.experiments.archive import is_run, open_run
 from fedcsd.experiments.comparison_folder import run_name
 from fedcsd.experiments.recorded import Change
 from fedcsd.experiments.running import Run
+from fedcsd.results.comparison import load_rows
 from fedcsd.results.curves import History
-from fedcsd.results.plots import by_label, flat, folders, tell_skipped
-from fedcsd.results.report.measures import usable, with_derived
+from fedcsd.results.groups import by_label, folders, tell_skipped
+from fedcsd.results.plots import flat
+from fedcsd.results.report.charts import usable
 from fedcsd.results.rows import About
-from fedcsd.results.tables import load_rows
 
 DAMAGE = (UserError, OSError, ValueError, TypeError, KeyError)
-"""What reading a damaged run may raise."""
+"""errors of reading a damaged run"""
 WATCHED = ("config.toml", "metrics.jsonl", "summary.json", "diverged.json")
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One run, as far as it can be read."""
+class SeenRun:
+    """One run on disk, as far as it can be read."""
 
     path: Path
     config: dict[str, Any] = field(default_factory=dict)
@@ -46,8 +47,8 @@ class Seen:
 
     @cached_property
     def history(self) -> History:
-        """Every round, those that cannot be read without values."""
-        return with_derived(flat(usable(self.raw)))
+        """Return every round; one that cannot be read has no values."""
+        return flat(usable(self.raw))
 
     @property
     def ended(self) -> bool:
@@ -63,50 +64,50 @@ class Seen:
         return "finished" if self.summary else f"not finished: {done} of {self.settings['rounds']} rounds"
 
     def run(self) -> Run:
-        """The same without its weights."""
+        """Return the run without its weights."""
         return Run(self.settings, self.raw, self.summary or {}, {}, self.path, self.diverged, self.changes)
 
 
 @dataclass(frozen=True)
-class Found:
-    """All runs of a report."""
+class ReportRuns:
+    """All runs of a report, by label, with those that do not count."""
 
-    groups: dict[str, list[Seen]]
+    groups: dict[str, list[SeenRun]]
     """by label: runs that differ in their seed only"""
-    damaged: list[Seen]
-    left: list[Seen]
-    """those that have the settings and seed of another"""
+    damaged: list[SeenRun]
+    left: list[SeenRun]
+    """runs with the settings and seed of another"""
     about: About | None
-    """what a comparison knew of its methods"""
+    """a comparison's facts on its methods"""
     settings: dict[str, Any]
     """of the comparison"""
     whole: bool
-    """whether a comparison is finished, or it is single runs that were asked for"""
+    """a finished comparison, or single runs that were asked for"""
 
 
-def read(folder: Path) -> Seen:
+def read(folder: Path) -> SeenRun:
     try:
         run = open_run(folder)
         config, summary, end = run.config, run.summary, run.divergence
         int(config["seed"]), str(config["method"]["name"]), int(config["rounds"])
         if summary is not None:
             float(summary["final_accuracy"]), float(summary["seconds"]), int(summary.get("rounds", 0))
-        return Seen(folder, config, run.history(), summary, end, tuple(run.changes), run.counts())
+        return SeenRun(folder, config, run.history(), summary, end, tuple(run.changes), run.counts())
     except DAMAGE as error:
-        return Seen(folder, problem=" ".join(str(error).split()) or type(error).__name__)
+        return SeenRun(folder, problem=" ".join(str(error).split()) or type(error).__name__)
 
 
-def find(paths: Sequence[Path], *, waiting: bool = False) -> Found:
-    """The runs at these paths. A comparison's folder stands for its runs, a folder of runs for all of them.
+def find(paths: Sequence[Path], *, waiting: bool = False) -> ReportRuns:
+    """Return the runs at these paths; a folder of runs, such as a comparison's, stands for all of them.
 
-    It is an error if there are none, or if a path is not a run's at all, unless one waits for it.
+    A path without a run is an error, unless one waits for it.
     """
     if len(paths) == 1 and (paths[0] / "comparison.json").is_file():
         try:
             return _compared(paths[0])
         except DAMAGE:
             pass  # the runs themselves are there
-    seen: dict[Path, Seen] = {}
+    seen: dict[Path, SeenRun] = {}
     for path in paths:
         for folder in folders(path):
             if is_run(folder):
@@ -126,14 +127,14 @@ def find(paths: Sequence[Path], *, waiting: bool = False) -> Found:
     kept = {run.path for some in labels.values() for run in some}
     left = [s for s in whole if s.path not in kept]
     single = all(map(is_run, paths))
-    return Found(groups, damaged, left, None, {}, single)
+    return ReportRuns(groups, damaged, left, None, {}, single)
 
 
-def _compared(folder: Path) -> Found:
-    """A finished comparison: its labels, in its order, and the runs that it names."""
+def _compared(folder: Path) -> ReportRuns:
+    """Return a finished comparison: its labels, in its order, and the runs that it names."""
     rows, seeds, settings = load_rows(folder)
-    groups: dict[str, list[Seen]] = {}
-    damaged: list[Seen] = []
+    groups: dict[str, list[SeenRun]] = {}
+    damaged: list[SeenRun] = []
     for row in rows:
         for seed in seeds:
             run = read(folder / run_name(row.label, seed))
@@ -148,11 +149,11 @@ def _compared(folder: Path) -> Found:
     shared = {row.label: row.shared for row in rows}
     guess = rows[0].guess if rows else 0.0
     about = About(untrained=untrained, shared=shared, settings=settings, notes=notes, guess=guess)
-    return Found(groups, damaged, [], about, settings, True)
+    return ReportRuns(groups, damaged, [], about, settings, True)
 
 
 def stamp(paths: Sequence[Path]) -> str:
-    """Something that is different when a file of these runs is."""
+    """Return a text that changes when a file of these runs does."""
     found: list[Any] = []
     for path in paths:
         for folder in [path, *folders(path)]:
@@ -166,5 +167,5 @@ def stamp(paths: Sequence[Path]) -> str:
 
 
 def common(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What all of them have in common."""
+    """Return the entries that all have in common."""
     return {key: v for key, v in values[0].items() if all(some.get(key) == v for some in values)}

@@ -1,4 +1,4 @@
-"""The live report: the page and its data on 127.0.0.1, for whoever sits at this machine."""
+"""The live report: a server for the page and its data, on 127.0.0.1 only."""
 
 import errno
 import json
@@ -17,8 +17,8 @@ from fedcsd.results.report.runs import stamp
 ADDRESS = "127.0.0.1"
 
 
-class Source:
-    """What the page shows now; read again only when a file has changed."""
+class LiveContent:
+    """Keeps the content of the page, and reads it again only when a file has changed."""
 
     def __init__(self, paths: Sequence[Path]):
         self.paths = paths
@@ -28,7 +28,7 @@ class Source:
         self.version = ""
 
     def content(self) -> tuple[bytes, str]:
-        """The data as JSON, and a version that is another one when the data is."""
+        """Return the data as JSON, and a version that changes with it."""
         with self._lock:
             now = stamp(self.paths)
             if now != self._stamp:
@@ -38,20 +38,20 @@ class Source:
             return self._content, self.version
 
 
-class Server(ThreadingHTTPServer):
+class ReportServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, paths: Sequence[Path], port: int = 0):
-        super().__init__((ADDRESS, port), Handler)
-        self.source = Source(paths)
+        super().__init__((ADDRESS, port), ReportHandler)
+        self.source = LiveContent(paths)
 
     @property
     def url(self) -> str:
         return f"http://{ADDRESS}:{self.server_port}/"
 
 
-class Handler(BaseHTTPRequestHandler):
-    server: Server
+class ReportHandler(BaseHTTPRequestHandler):
+    server: ReportServer
     protocol_version = "HTTP/1.1"
     timeout = 30
 
@@ -59,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        # A web page elsewhere may give a name of its own this machine's address; it cannot forge the header.
+        # A web page elsewhere can give this machine's address a name of its own, but it cannot forge the header.
         if self.headers.get("Host", "") not in {
             f"{n}:{self.server.server_port}" for n in (ADDRESS, "localhost")
         }:
@@ -100,7 +100,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Nothing: one line a second would hide what matters."""
+        """Log nothing: a line every second would hide other messages."""
 
 
 def serve(paths: Sequence[Path], port: int) -> None:
@@ -108,7 +108,7 @@ def serve(paths: Sequence[Path], port: int) -> None:
     from fedcsd.results.terminal import say
 
     try:
-        server = Server(paths, port)
+        server = ReportServer(paths, port)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise UserError(f"port {port} is in use: give another --port, or none for a free one") from None
