@@ -300,7 +300,7 @@ def show_run(settings: Mapping[str, Any], summary: Mapping[str, Any], finished: 
     ]
     for row in MEASUREMENTS.values():
         value = row.factor * number(summary.get(row.key))
-        if not row.summary or row.key.startswith("final_") or math.isnan(value):
+        if not row.summary or row.key in ("final_accuracy", "final_loss") or math.isnan(value):
             continue
         if row.name == "seconds":
             rows.append(["time", duration(value)])
