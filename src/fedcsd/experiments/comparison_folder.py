@@ -1,4 +1,4 @@
-"""The folder of a comparison: what may be there, how its runs are called, and which it is to have."""
+"""The folder of a comparison: its files, the names of its runs, and the runs that are planned."""
 
 import json
 import os
@@ -18,18 +18,18 @@ LONGEST = 255  # bytes of a folder's name
 
 @dataclass(frozen=True)
 class Unfinished:
-    """What a comparison is to have, kept until its tables are there."""
+    """A plan of a comparison, which stays in its folder until the tables are written."""
 
     methods: list[str]
     seeds: list[int]
     runs: list[str]
-    """names of their folders"""
-    rounds: int = 0
-    """that each is to have; 0 if that was not noted"""
+    """names of the runs' folders"""
+    rounds: int
+    """of each run"""
 
     @classmethod
     def of(cls, folder: Path) -> "Unfinished | None":
-        """None where no comparison was cut off."""
+        """Return the plan in a folder, or None if no comparison was cut off there."""
         with suppress(OSError, ValueError, TypeError):
             return cls(**json.loads((folder / PLANNED).read_text(encoding="utf-8")))
         return None
@@ -38,12 +38,12 @@ class Unfinished:
         write_whole(folder / PLANNED, (json.dumps(asdict(self), indent=2) + "\n").encode())
 
     def left(self, folder: Path) -> Sequence[str]:
-        """The runs that have not ended."""
+        """Return the names of the runs that have not ended."""
         return [run for run in self.runs if not ended(RunDirectory(folder / run), self.rounds)]
 
 
 def ended(run: RunDirectory, rounds: int) -> bool:
-    """Whether there is nothing to train: diverged, or finished with so many rounds."""
+    """Tell if nothing is left to train: the run diverged, or has finished this many rounds."""
     return run.divergence is not None or (run.summary is not None and run.summary["rounds"] >= rounds)
 
 
@@ -52,8 +52,7 @@ def run_name(label: str, seed: int) -> str:
 
 
 def _check_labels(runs: Sequence[tuple[str, int]]) -> None:
-    """Refuse labels too long for a folder's name, and those of which two name one: the second would be shown
-    the first one's runs."""
+    """Refuse labels that are too long for a folder's name, and two labels with the same folder."""
     taken: dict[str, str] = {}
     for label, seed in runs:
         name = run_name(label, seed)
