@@ -1,4 +1,4 @@
-"""Methods and models that users write: how they are named, how their files become modules, and their digests.
+"""Name, load and tell apart the methods and models that users write.
 
 A method is named `NAME[:PRESET][:OPTION=VALUE]…` on the command line, in files and in Python. NAME is a built-in
 or installed method, `path/to/file.py:Class` or `package.module:Class`; a file with one class needs no class name.
@@ -26,7 +26,7 @@ FILE = re.compile(r"([^:]*\.py|[^=]*?\.py)(?=:|$)")
 
 @dataclass(frozen=True)
 class Spec:
-    """The parts of a method's name."""
+    """A method's name has a home, a class and parts."""
 
     home: str
     """the absolute path of its file, or its module; empty for a built-in or installed method"""
@@ -37,12 +37,12 @@ class Spec:
 
     @property
     def full(self) -> str:
-        """The name without presets and options, as config.toml holds it."""
+        """Return the name without presets and options, as config.toml holds it."""
         return ":".join(filter(None, (self.home, self.name)))
 
     @property
     def label(self) -> str:
-        """The name in tables and charts, without the path of the file."""
+        """Return the name in tables and charts, without the path of the file."""
         return ":".join((self.name or Path(self.home).stem, *self.parts))
 
     @property

@@ -12,6 +12,7 @@ import pytest
 
 import fedcsd
 
+pytestmark = pytest.mark.slow
 LINE = '    patience: int = _training(3, "an extra setting", ge=0, on_resume="mends")\n'
 SCRIPT = """
 import json, sys, tomllib
@@ -22,8 +23,8 @@ from fedcsd.cli.main import cli
 from fedcsd.config.settings import settings_where
 from fedcsd.deploy.server.serve import settings_of
 from fedcsd.paper.plan import digest
-from fedcsd.results.plots import labels_of
-from fedcsd.results.rows import told
+from fedcsd.results.groups import labels_of
+from fedcsd.experiments.summary import notable
 
 def error(call):
     try:
@@ -44,7 +45,7 @@ resumed = fedcsd.resume("r", rounds=2, patience=5)
 found["resumed"], found["facts"] = config()["patience"], config()["facts"]
 usual = {**resumed.settings, "patience": 3}
 found["labels"] = labels_of([resumed.settings, usual])
-found["told"], found["untold"] = told(resumed.settings).get("patience"), told(usual).get("patience")
+found["told"], found["untold"] = notable(resumed.settings).get("patience"), notable(usual).get("patience")
 found["digests"] = len({digest({"patience": value}) for value in (3, 4)})
 found["server"] = settings_of({"patience": 7})["patience"]
 print(json.dumps(found))

@@ -9,7 +9,7 @@ import pytest
 import fedcsd
 from fedcsd.config.toml import merge, method_table
 from fedcsd.errors import UserError
-from fedcsd.experiments.choices import choices_of, labelled, make_method, resolved, resolved_method
+from fedcsd.experiments.choices import choices_of, make_method, resolved, resolved_method
 from fedcsd.experiments.comparison_folder import run_name
 from fedcsd.methods import methods
 from fedcsd.plugins import Spec, short, spec_of
@@ -107,8 +107,8 @@ def test_labels_are_what_was_typed_without_the_way_to_a_file(tmp_path: Path) -> 
     assert list(choices_of(f"fedavg,fedcsd:m1:mu=1,{a}:mu=0.1,{b}", {})) == [
         "fedavg", "fedcsd:m1:mu=1", "Mine:mu=0.1", "Mine",
     ]  # fmt: skip
-    assert list(labelled([a, b, c])) == ["a.Mine", "b.Mine", "b.Mine-2"]
-    assert list(labelled([str(tmp_path / "a.py")])) == ["Mine"]
+    assert list(choices_of([a, b, c], {})) == ["a.Mine", "b.Mine", "b.Mine-2"]
+    assert list(choices_of([str(tmp_path / "a.py")], {})) == ["Mine"]
     assert run_name("Mine:mu=0.1", 3) == "Mine-mu=0.1-seed3"
     assert choices_of(f"{a}:strong", {})["Mine:strong"] == {"name": a, "mu": 1.0}
     with pytest.raises(UserError, match="twice"):

@@ -1,5 +1,5 @@
-"""Settings and options: what each means, takes and decides, and how files and assignments become settings.
-Nothing here knows methods, models or data; names of them stay text."""
+"""This room holds settings and options: their descriptions and checks, files and assignments of them.
+It does not hold methods, models or data; their names stay text here."""
 
 from fedcsd.config.options import option
 from fedcsd.config.settings import Settings

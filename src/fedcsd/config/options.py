@@ -1,4 +1,4 @@
-"""Options: dataclass fields that state their meaning, their range and how the program treats them."""
+"""Options are dataclass fields that state their meaning, their range and how the program treats them."""
 
 import inspect
 import math
@@ -11,12 +11,7 @@ from fedcsd.errors import UserError, no_option, unknown
 
 T = TypeVar("T")
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
-LIMITS = {
-    "ge": ("at least", operator.ge),
-    "gt": ("more than", operator.gt),
-    "le": ("at most", operator.le),
-    "lt": ("less than", operator.lt),
-}
+LIMITS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than"}
 
 
 def option(
@@ -78,19 +73,18 @@ def default_of(option: "Field[Any]") -> Any:
 
 
 def build(cls: type[T], values: Mapping[str, Any], where: str = "") -> T:
-    """Make a dataclass of options from plain values; check each for name, type and range."""
+    """Make a dataclass of options from plain values, checked."""
     return cls(**checked(cls, values, where))
 
 
 def checked(cls: type, values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Return values of a dataclass of options as their types; raise a UserError for a wrong one."""
-    known = {f.name: f for f in fields(cls)}
-    hints = get_type_hints(cls)
+    """Return values of options as their types; raise a UserError for a wrong name, type or range."""
+    known, hints = {f.name: f.metadata for f in fields(cls)}, get_type_hints(cls)
     for name in values:
         if name not in known:
             raise no_option(name, where or "the settings", known)
     prefix = f"{where}." if where else ""
-    return {n: checked_value(prefix + n, v, hints[n], known[n].metadata) for n, v in values.items()}
+    return {n: checked_value(prefix + n, v, hints[n], known[n]) for n, v in values.items()}
 
 
 def checked_value(name: str, value: Any, kind: Any, limits: Mapping[str, Any]) -> Any:
@@ -107,16 +101,13 @@ def checked_value(name: str, value: Any, kind: Any, limits: Mapping[str, Any]) -
     if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
         raise UserError(f"{name} must be {KINDS[kind]}, not {value!r}")
     if kind in (int, float):
-        _check_range(name, value, {key: limits[key] for key in LIMITS if limits.get(key) is not None})
+        if not math.isfinite(value):
+            raise UserError(f"{name} must be a finite number, not {value}")
+        bounds = {key: limits[key] for key in LIMITS if limits.get(key) is not None}
+        if not all(getattr(operator, key)(value, limit) for key, limit in bounds.items()):
+            wanted = " and ".join(f"{LIMITS[key]} {limit}" for key, limit in bounds.items())
+            raise UserError(f"{name} must be {wanted}, not {value}")
     return value
-
-
-def _check_range(name: str, value: float, limits: Mapping[str, float]) -> None:
-    if not math.isfinite(value):
-        raise UserError(f"{name} must be a finite number, not {value}")
-    if not all(LIMITS[key][1](value, limit) for key, limit in limits.items()):
-        wanted = " and ".join(f"{LIMITS[key][0]} {limit}" for key, limit in limits.items())
-        raise UserError(f"{name} must be {wanted}, not {value}")
 
 
 def native(value: Any) -> Any:

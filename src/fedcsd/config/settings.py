@@ -1,6 +1,6 @@
-"""The settings of a run. Each states its traits; other modules ask for them with `settings_where`."""
+"""Describe the settings of a run; other modules ask for their traits with `settings_where`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, Literal
@@ -10,7 +10,9 @@ from fedcsd.config.options import default_of, names_where, option
 _federation = partial(option, panel="The federation", deals=True)
 _training = partial(option, panel="Training")
 _machine = partial(option, panel="Where it runs", deployed=False)
+_gpu = partial(_machine, gpu=True)
 _measuring = partial(option, panel="Reproducing and measuring")
+_service = partial(_measuring, result=False, on_resume="free")
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,7 @@ class Components:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of a run beside its components. A new one costs a field here and the line that uses it."""
+    """Settings of a run; a new one costs a field here and the line that uses it."""
 
     data_dir: str = _federation(
         "",
@@ -105,46 +107,33 @@ class Settings:
     device: Literal["cpu", "cuda"] = _machine(
         "cpu", "where clients train: on the cores or on a GPU", label=False
     )
-    precision: Literal["fp32", "tf32", "bf16"] = _machine(
-        "fp32", "arithmetic of training on a GPU: float32, its fast approximation, or bfloat16", gpu=True
+    precision: Literal["fp32", "tf32", "bf16"] = _gpu(
+        "fp32", "arithmetic of training on a GPU: float32, its fast approximation, or bfloat16"
     )
-    engine: Literal["auto", "eager", "graphs", "stacked"] = _machine(
+    engine: Literal["auto", "eager", "graphs", "stacked"] = _gpu(
         "auto",
         "how a GPU trains: step by step, by recorded steps, or many clients as one; auto measures",
         result=False,
-        gpu=True,
     )
-    compile: bool = _machine(
-        False, "compile the model with torch.compile, for long runs on a GPU", result=False, gpu=True
-    )
+    compile: bool = _gpu(False, "compile the model with torch.compile, for long runs on a GPU", result=False)
     track_drift: bool = _measuring(
         False, "measure logit and feature drift in every round", label=False, in_paper=True
     )
-    checkpoint_every: int = _measuring(
-        0,
-        "rounds between checkpoints (0: as often as they take a small part of the time)",
-        ge=0,
-        result=False,
-        on_resume="free",
+    checkpoint_every: int = _service(
+        0, "rounds between checkpoints (0: as often as they take a small part of the time)", ge=0
     )
-    client_state: Literal["memory", "disk"] = _measuring(
+    client_state: Literal["memory", "disk"] = _service(
         "memory",
         "where what methods keep of each client lies between its rounds; does not change results",
-        result=False,
         deployed=False,
-        on_resume="free",
     )
     on_divergence: Literal["stop", "skip"] = _training(
         "stop",
         "when a client's loss is not finite: end the run, or leave that client out of the round",
         on_resume="mends",
     )
-    tensorboard: bool = _measuring(
-        False, "write TensorBoard's event files into the run directory", result=False, on_resume="free"
-    )
-    mlflow: str = _measuring(
-        "", "send every round to the MLflow server at this address as well", result=False, on_resume="free"
-    )
+    tensorboard: bool = _service(False, "write TensorBoard's event files into the run directory")
+    mlflow: str = _service("", "send every round to the MLflow server at this address as well")
 
 
 COMPONENTS: dict[str, str] = {f.name: default_of(f) for f in fields(Components)}
@@ -169,22 +158,11 @@ def by_name(config: Mapping[str, Any]) -> dict[str, Any]:
     return {k if o == "name" else f"{k}.{o}": v for k, table in tables.items() for o, v in table.items()}
 
 
-def of_settings(names: Iterable[str], flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of flat settings that belong to these names: `data` and `data.size` to data."""
-    wanted = set(names)
-    return {key: value for key, value in flat.items() if key.partition(".")[0] in wanted}
-
-
-def applied(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a run's settings that have an effect, flat, components first."""
-    found = by_name({**DEFAULTS, **settings})
+def applied(settings: Mapping[str, Any], **traits: object) -> dict[str, Any]:
+    """Return the settings of a run that have an effect and these traits, flat, components first."""
+    found, names = by_name({**DEFAULTS, **settings}), settings_where(**traits)
     idle = [f.name for f in fields(Settings) if not used(f.metadata, found["partition"])]
-    return {key: value for key, value in found.items() if key not in idle}
-
-
-def labelling(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of them that tell runs apart in labels."""
-    return of_settings(settings_where(result=True, label=True), applied(settings))
+    return {k: v for k, v in found.items() if k.partition(".")[0] in names and k not in idle}
 
 
 def used(traits: Mapping[str, Any], partition: str) -> bool:

@@ -1,4 +1,4 @@
-"""Methods as users choose them: names with presets and options, tables, classes and objects."""
+"""Make methods from names with presets and options, from tables, classes and objects."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcsd.config import Settings
-from fedcsd.config.options import checked, default_of, native, plain, toml_text
+from fedcsd.config.options import build, checked, default_of, native, plain, toml_text
 from fedcsd.config.settings import COMPONENTS
 from fedcsd.config.toml import component_table, merge
 from fedcsd.errors import UserError, nearest, no_option
@@ -57,12 +57,20 @@ def _preset(full: str, name: str) -> Mapping[str, Any]:
     )
 
 
+def taken_apart(component: str, table: Mapping[str, Any], given: Any = None) -> tuple[Any, dict[str, Any]]:
+    """Return the given object, or the name in a table, and the options beside the name."""
+    options = dict(table)
+    name = options.pop("name")
+    if given is None and FROM_PYTHON in str(name):
+        raise UserError(
+            f"the {component} of this run was {FROM_PYTHON}: use fedcsd.resume(path, {component}=…) there"
+        )
+    return (name if given is None else given), options
+
+
 def make_method(table: Mapping[str, Any]) -> Method:
     """Make a method from its table: its name, presets and options."""
-    options = resolved_method(table)
-    name = options.pop("name")
-    if FROM_PYTHON in name:
-        raise UserError(f"the method of this run was {FROM_PYTHON}: use fedcsd.resume(path, method=…) there")
+    name, options = taken_apart("method", resolved_method(table))
     made: type[Method] = methods.load(name)
     name = short(name)
     known = [option.name for option in fields(made)]
@@ -73,9 +81,8 @@ def make_method(table: Mapping[str, Any]) -> Method:
             )
         if key not in known:
             raise no_option(key, name, known)
-    values = checked(made, options, where="method")
     try:
-        method = made(**values)
+        method = build(made, options, where="method")
     except UserError:
         raise
     except Exception as error:  # the class may check its options in __post_init__
@@ -103,23 +110,6 @@ def _with_checked_options(method: Method) -> Method:
     checked(type(method), values, where="method")
     foreign = {key: native(value) for key, value in values.items() if native(value) is not value}
     return replace(method, **foreign) if foreign else method
-
-
-def labelled(texts: Iterable[str]) -> dict[str, str]:
-    """Return names of methods by label: short, and different for different methods."""
-    specs: dict[str, Spec] = {}
-    for text in texts:
-        if text in specs:
-            raise UserError(f"--methods names {text} twice")
-        specs[text] = _with_class(spec_of(text))
-    labels = [spec.label for spec in specs.values()]
-    found: dict[str, str] = {}
-    for text, spec in specs.items():
-        label = spec.label
-        if spec.home and labels.count(label) > 1:  # two files may have a class of the same name
-            label = f"{Path(spec.home).stem}.{label}"
-        found[free(label, found)] = text
-    return found
 
 
 def _with_all(chosen: Sequence[Any]) -> list[Any]:
@@ -167,28 +157,31 @@ def choices_of(
 
 
 def _by_label(chosen: Sequence[Any]) -> dict[str, Any]:
-    """Give each name and object of a list a label of its own, in the order given."""
+    """Give each name, table and object of a list a short label of its own, in the order given."""
     chosen = _with_all(chosen)
-    labels = iter(labelled(choice for choice in chosen if isinstance(choice, str)))
+    labels = [_label(choice) for choice in chosen]
     entries: dict[str, Any] = {}
-    for choice in chosen:
-        if isinstance(choice, str):
-            label = next(labels)
-        elif isinstance(choice, Mapping):
-            options = [f"{k}={v}" for k, v in choice.items() if k != "name"]
-            label = ":".join([short(str(choice.get("name"))), *options])
-        else:
-            label = choice.__name__ if isinstance(choice, type) else _label(choice)
+    for choice, label in zip(chosen, labels, strict=True):
+        home = spec_of(choice).home if isinstance(choice, str) else ""
+        if isinstance(choice, str) and chosen.count(choice) > 1:
+            raise UserError(f"--methods names {choice} twice")
+        if home and labels.count(label) > 1:  # two files may have a class of the same name
+            label = f"{Path(home).stem}.{label}"
         entries[free(label, entries)] = choice
     return entries
 
 
-def _label(method: Any) -> str:
-    """Return the class of an object with the options that differ from their defaults."""
-    options = fields(method) if isinstance(method, Method) else ()
-    shown = [
-        f"{o.name}={toml_text(value)}"
-        for o in options
-        if o.init and (value := native(getattr(method, o.name))) != default_of(o)
-    ]
-    return ":".join([type(method).__name__, *shown])
+def _label(choice: Any) -> str:
+    """Return a name without its path, or a class with the options that differ from their defaults."""
+    if isinstance(choice, str):
+        return _with_class(spec_of(choice)).label
+    if isinstance(choice, Mapping):
+        return ":".join(
+            [short(str(choice.get("name"))), *(f"{k}={v}" for k, v in choice.items() if k != "name")]
+        )
+    if isinstance(choice, type):
+        return choice.__name__
+    options = fields(choice) if isinstance(choice, Method) else ()
+    values = {o: native(getattr(choice, o.name)) for o in options if o.init}
+    changed = [f"{o.name}={toml_text(value)}" for o, value in values.items() if value != default_of(o)]
+    return ":".join([type(choice).__name__, *changed])

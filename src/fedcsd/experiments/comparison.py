@@ -89,10 +89,10 @@ def compared(
 
 def _seeds(seeds: Sequence[int] | None, settings: dict[str, Any]) -> list[int]:
     """Return the training seeds, checked; remove `seed` from the settings."""
-    seed = settings.pop("seed", None)
-    if seeds is not None and seed is not None:
+    if seeds is not None and "seed" in settings:
+        seed = settings["seed"]
         raise UserError(f"seed={seed} beside seeds: name all seeds in seeds alone, such as seeds=[{seed}]")
-    seeds = [0 if seed is None else seed] if seeds is None else seeds
+    seeds = [settings.pop("seed", Settings.seed)] if seeds is None else seeds
     if not isinstance(seeds, Iterable) or isinstance(seeds, str):
         raise UserError(f"seeds must be a list of whole numbers, such as [0, 1, 2], not {seeds!r}")
     found = [build(Settings, {"seed": each}).seed for each in seeds]
@@ -122,7 +122,7 @@ def _claimed(folder: Path | None, planned: Unfinished) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Trial:
-    """One method with one seed: a run to start, to resume or to take as it is."""
+    """A trial is one method with one seed: a run to start, to resume or to take as it is."""
 
     label: str
     seed: int

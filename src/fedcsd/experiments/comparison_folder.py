@@ -1,4 +1,4 @@
-"""The folder of a comparison: its files, the names of its runs, and the runs that are planned."""
+"""The folder of a comparison holds its files, its runs and the plan of what is left to train."""
 
 import json
 import os
@@ -51,8 +51,8 @@ def run_name(label: str, seed: int) -> str:
     return f"{label.replace(':', '-').replace('/', '_')}-seed{seed}"
 
 
-def _check_labels(runs: Sequence[tuple[str, int]]) -> None:
-    """Refuse labels that are too long for a folder's name, and two labels with the same folder."""
+def check_folder(folder: Path, runs: Sequence[tuple[str, int]]) -> None:
+    """Refuse a folder with a run or other files in it, and labels that do not name a folder each."""
     taken: dict[str, str] = {}
     for label, seed in runs:
         name = run_name(label, seed)
@@ -62,31 +62,16 @@ def _check_labels(runs: Sequence[tuple[str, int]]) -> None:
             )
         if (other := taken.setdefault(name, label)) != label:
             raise UserError(f"{other!r} and {label!r} would both be in {name}: choose other labels")
-
-
-def check_folder(folder: Path, runs: Sequence[tuple[str, int]]) -> None:
-    """Refuse a place that holds a run, or other files and no earlier comparison, and labels that cannot name folders there."""
-    _check_labels(runs)
-    there = names_in(folder)
-    if _is_run(folder):
+    if (folder / "config.toml").is_file():
         raise UserError(f"{folder} holds a run, not a comparison: choose another --out")
-    strange = sorted(name for name in there - {"lock"} if not name.startswith("."))
+    strange = sorted(name for name in names_in(folder) - {"lock"} if not name.startswith("."))
     if strange and not _is_comparison(folder):
         raise UserError(f"{folder} holds other files ({strange[0]}): choose another --out")
 
 
-def _is_run(folder: Path) -> bool:
-    try:
-        return bool(RunDirectory.open(folder))
-    except UserError:
-        return False
-
-
 def _is_comparison(folder: Path) -> bool:
-    """Whether it has our table, or runs as a comparison that was cut off leaves them."""
+    """Tell if a folder has the files of a comparison, or the runs of one that was cut off."""
     with suppress(OSError, ValueError):
         content = json.loads((folder / "comparison.json").read_text(encoding="utf-8"))
         return isinstance(content, dict) and {"seeds", "rows"} <= content.keys()
-    return bool(Unfinished.of(folder)) or any(
-        _is_run(config.parent) for config in folder.glob("*-seed*/config.toml")
-    )
+    return bool(Unfinished.of(folder)) or any(folder.glob("*-seed*/config.toml"))

@@ -1,4 +1,4 @@
-"""From settings to an experiment: every open choice is made and everything is checked before any work is done."""
+"""Make an experiment from settings: decide open choices and check everything before any work."""
 
 import os
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from fedcsd.data import SOURCES, Dataset
 from fedcsd.data.augment import AUGMENTATIONS
 from fedcsd.data.partition import Rows, hold_out
 from fedcsd.errors import UserError, unknown
-from fedcsd.experiments.choices import FROM_PYTHON, make_method, method_from, resolved_method
+from fedcsd.experiments.choices import FROM_PYTHON, make_method, method_from, resolved, taken_apart
 from fedcsd.experiments.machine import require_cuda
 from fedcsd.federation.backends.local import cores
 from fedcsd.federation.setup import Setup
@@ -86,8 +86,7 @@ def prepare(
         parts: the partition, if it is known
         like: an experiment that differs in nothing but method, seed and rounds; its data and partition are used
     """
-    values = merge(COMPONENTS, values)
-    values["method"] = resolved_method(values["method"])
+    values = resolved(values)
     chosen = make_method(values["method"]) if method is None else method_from(method)
     settings, tables, dataset = _components(values, data, model, like)
     if parts is None:
@@ -98,17 +97,7 @@ def prepare(
     _check_model(network, dataset)
     if method is None:
         tables["method"] = {"name": values["method"]["name"]}
-    return Experiment(
-        settings=settings,
-        method=chosen,
-        data=dataset,
-        parts=parts[0],
-        held=parts[1],
-        factory=make,
-        network=network,
-        weights=network.weights(),
-        tables=tables,
-    )
+    return Experiment(settings, chosen, dataset, *parts, make, network, network.weights(), tables)
 
 
 def deal(values: Mapping[str, Any]) -> tuple[Dataset, list[Rows], list[Rows]]:
@@ -168,13 +157,10 @@ def _data_folder(settings: Settings) -> str:
 
 def load_data(table: Mapping[str, Any], given: Any, settings: Settings) -> Dataset:
     """Load the data that a table names, or take the given data; `train_size` is applied."""
-    options = dict(table)
-    name = options.pop("name")
-    if given is None and name == FROM_PYTHON:
-        raise UserError(f"the data of this run was {FROM_PYTHON}: use fedcsd.resume(path, data=…) there")
+    choice, options = taken_apart("data", table, given)
     folder = _data_folder(settings)
     where = Path(folder).expanduser() if folder else None
-    dataset = fedcsd_data.load(absolute(name) if given is None else given, options, where)
+    dataset = fedcsd_data.load(absolute(choice) if given is None else given, options, where)
     if settings.train_size:
         dataset = dataset.smaller(settings.train_size, seeds.rng(settings.partition_seed, "train size"))
     return dataset
@@ -182,11 +168,7 @@ def load_data(table: Mapping[str, Any], given: Any, settings: Settings) -> Datas
 
 def factory_of(table: Mapping[str, Any], given: Any, dataset: Dataset) -> Factory:
     """Return a function that makes the model that a table names, or the given one."""
-    options = dict(table)
-    name = options.pop("name")
-    if given is None and name == FROM_PYTHON:
-        raise UserError(f"the model of this run was {FROM_PYTHON}: use fedcsd.resume(path, model=…) there")
-    make = factory(name if given is None else given, options, dataset.shape, dataset.classes)
+    make = factory(*taken_apart("model", table, given), dataset.shape, dataset.classes)
     if given is not None and make() is make():
         raise UserError(
             "model: the function gave the same model twice; it must make a new one each time it is called"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from fedcsd.config.options import toml_text
-from fedcsd.config.settings import labelling
+from fedcsd.config.settings import applied
 from fedcsd.errors import UserError, note
 from fedcsd.experiments.archive import is_run, open_run, paths_in
 from fedcsd.experiments.comparison_folder import run_name
@@ -58,7 +58,9 @@ def by_label(runs: Sequence[RecordedRun]) -> dict[str, list[RecordedRun]]:
     """Group runs by label; a seed that is there twice counts once."""
     groups: dict[str, list[RecordedRun]] = {}
     for run in runs:
-        groups.setdefault(repr(sorted(labelling(run.settings).items())), []).append(run)
+        groups.setdefault(repr(sorted(applied(run.settings, result=True, label=True).items())), []).append(
+            run
+        )
     labelled: dict[str, list[RecordedRun]] = {}
     left: list[str] = []
     labels = labels_of([some[0].settings for some in groups.values()])
@@ -122,7 +124,7 @@ def _listed(names: Sequence[str]) -> str:
 def labels_of(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a label for each: the method as one names it, and the settings in which they differ."""
     tables = [s["method"] for s in settings]
-    differ = _differing([labelling(s) for s in settings])
+    differ = _differing([applied(s, result=True, label=True) for s in settings])
     keys = {key for some in differ for key in some}
     ends = [key.rpartition(".")[2] for key in keys]
     names = {key: end if ends.count(end) == 1 else key for key, end in zip(keys, ends, strict=True)}

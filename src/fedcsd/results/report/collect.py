@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fedcsd.__version__ import __version__
-from fedcsd.config.settings import applied, of_settings, settings_where
+from fedcsd.config.settings import applied, settings_where
 from fedcsd.data.partition import Counts
 from fedcsd.experiments.summary import notable, summarise
 from fedcsd.experiments.tracking import settings_text
@@ -123,7 +123,7 @@ def _alike(groups: Mapping[str, Sequence[SeenRun]]) -> list[list[str]]:
     """Return the labels whose runs have the same data, dealt to clients in the same way, together."""
     found: dict[str, list[str]] = {}
     for label, runs in groups.items():
-        same = of_settings(settings_where(deals=True, result=True), applied(runs[0].settings))
+        same = applied(runs[0].settings, deals=True, result=True)
         found.setdefault(repr(sorted(same.items())), []).append(label)
     return list(found.values())
 
