@@ -112,7 +112,7 @@ class Settings:
     )
     engine: Literal["auto", "eager", "graphs", "stacked"] = _gpu(
         "auto",
-        "how a GPU trains: step by step, by recorded steps, or many clients as one; auto measures",
+        "how a GPU trains: step by step, by recorded steps, or many clients as one; auto goes by sizes",
         result=False,
     )
     compile: bool = _gpu(False, "compile the model with torch.compile, for long runs on a GPU", result=False)

@@ -1,4 +1,4 @@
-"""Local training at a client: its data, its models, the steps of SGD.
+"""Train at a client: its data, its models, the steps of SGD.
 
 Not here: which clients take part and what becomes of their replies (federation/), what a method computes (methods/).
 """

@@ -83,7 +83,7 @@ class Client:
 
     @property
     def notes(self) -> Notes:
-        """The measurements as numbers; this waits for the device."""
+        """Return the measurements as numbers; wait for the device."""
         numbers = [number for pair in self.measured.values() for number in pair]
         tensors = [n.double().to(self.workspace.device) for n in numbers if isinstance(n, Tensor)]
         values = iter(torch.stack(tensors).tolist() if tensors else [])

@@ -1,4 +1,4 @@
-"""Measurements of the trained local model: logit and feature drift, and its accuracy."""
+"""Measure the trained local model: logit and feature drift, and accuracy."""
 
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""The images of a workspace as a model sees them."""
+"""Make the images of a batch from rows of the data."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from fedcsd.kernels.vectors import look_up
 
 
 class Images:
-    """Training images by row, augmented and normalised."""
+    """Images as a model sees them: training images may be augmented, and all are normalised."""
 
     def __init__(self, data: Dataset, augment: str):
         self.data, self.augmentation = data, AUGMENTATIONS[augment]

@@ -1,4 +1,4 @@
-"""SGD on flat vectors: here `--lr`, `--momentum` and `--weight-decay` become a step."""
+"""Take steps of SGD on flat vectors, with `--lr`, `--momentum` and `--weight-decay`."""
 
 import inspect
 from collections.abc import Callable, Mapping

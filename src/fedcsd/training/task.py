@@ -1,4 +1,4 @@
-"""A task of local training, and the parts that all engines share.
+"""Describe a task of local training, and share parts between engines.
 
 An engine takes a `Task` and returns the trained weights and the sums of what the loss measured. All
 engines take the same steps on the same batches. They differ in the number of operations they start,
@@ -52,7 +52,7 @@ def frozen_outputs(network: Network, images: Tensor, *, train: bool) -> Outputs:
 
 @dataclass
 class Task:
-    """One local training of one client: all that an engine needs."""
+    """All that an engine needs to train one client."""
 
     client: int
     settings: Settings
@@ -133,7 +133,7 @@ def identity(function: object, method: object) -> Hashable | None:
 
 @dataclass
 class Trained:
-    """The result of local training."""
+    """Weights and sums that local training returns."""
 
     weights: Weights
     steps: int
@@ -144,7 +144,7 @@ class Trained:
 
 
 class Engine(Protocol):
-    """Carries out local training."""
+    """An engine carries out local training."""
 
     def train(self, task: Task) -> Trained: ...
 

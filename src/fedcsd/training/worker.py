@@ -1,4 +1,4 @@
-"""A worker: it runs one function of the method for one client, or evaluates a model on a block of images."""
+"""Run one client function of the method for one client; evaluate a model on a block of images."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

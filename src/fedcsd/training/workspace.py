@@ -23,7 +23,7 @@ PROBE = 1000  # test images on which drift is measured
 
 
 class Workspace:
-    """Clients' data on one device, with one model to train and one for each frozen network."""
+    """A device's copy of the data and of the models that clients share."""
 
     def __init__(
         self, settings: Settings, data: Dataset, parts: list[Tensor], held: list[Tensor], factory: Factory
@@ -59,7 +59,7 @@ class Workspace:
         return other
 
     def begin(self, round: int, cohort: Sequence[int] = (), values: Values | None = None) -> None:
-        """Forget the outputs of an earlier round; note which clients are sent which weights."""
+        """Drop the outputs of an earlier round; note which clients are sent which weights."""
         if self.cache.round != round:
             self.cache.clear()
             self.cache.round = round
@@ -69,7 +69,7 @@ class Workspace:
 
     @property
     def model(self) -> Network:
-        """The network that clients train."""
+        """Return the network that clients train."""
         return self._network("model")
 
     def frozen(self, name: str, weights: Weights) -> Network:

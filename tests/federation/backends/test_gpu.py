@@ -294,7 +294,7 @@ def test_a_mistake_in_a_lane_is_told() -> None:
 @pytest.mark.parametrize("engine", ["graphs", "stacked"])
 def test_a_resumed_run_goes_on_to_the_same_bits(engine: str, tmp_path: Path) -> None:
     values = {"data": "digits", "clients": 6, "epochs": 1, "device": "cuda", "method": "fedcsd"}
-    values["engine"] = engine  # where others use the GPU as well, auto may choose another one each time
+    values["engine"] = engine
     whole = fedcsd.run(**values, rounds=4, out=tmp_path / "whole")
     fedcsd.run(**values, rounds=2, out=tmp_path / "half")
     resumed = fedcsd.resume(tmp_path / "half", rounds=4)

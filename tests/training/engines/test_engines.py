@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fedcsd.errors import UserError
 from fedcsd.experiments.experiment import Experiment
-from fedcsd.federation.backends.device import DeviceBackend
+from fedcsd.federation.backends.device import DeviceBackend, engine_for
 from fedcsd.federation.rounds import Federation
 from fedcsd.messages import Request
 from fedcsd.methods import Method, methods
@@ -23,7 +23,7 @@ from fedcsd.training.engines.stacked import Schedule, Stacked
 from fedcsd.training.optimizer import Sgd
 from fedcsd.training.task import Batch, Task, identity
 from helpers.engines import Enclosed, Wrong, assigning, close, experiment, pictures, trained
-from helpers.federations import blobs
+from helpers.federations import blobs, small
 
 
 @pytest.mark.parametrize("name", methods.names)
@@ -145,6 +145,26 @@ def test_what_cannot_be_stacked_is_told_why(method: Method, values: dict[str, An
         UserError, match=f"--engine stacked cannot train these clients: .*{why}.*--engine graphs"
     ):
         trained(experiment(method, **values), "stacked", 2)
+
+
+def with_dropout(shape: Any, classes: int) -> nn.Module:
+    layers = nn.Linear(256, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, classes)
+    return nn.Sequential(nn.Flatten(), *layers)
+
+
+def test_a_model_that_draws_is_not_stacked() -> None:
+    with pytest.raises(UserError, match="draws random numbers"):
+        trained(small(FedAvg(), dataset=pictures(), factory=with_dropout), "stacked")
+
+
+def test_the_engine_follows_from_sizes() -> None:
+    def network(factory: Any = None, **values: Any) -> Network:
+        return small(FedAvg(), dataset=pictures(), factory=factory, **values).network
+
+    cnn = network(model="simple_cnn")
+    assert [engine_for(clients, cnn) for clients in (4, 5, 100)] == ["graphs", "stacked", "stacked"]
+    assert engine_for(100, network(with_dropout)) == "graphs"
+    assert engine_for(100, network(model="resnet18")) == "graphs"
 
 
 def test_a_mistake_of_a_stacked_client_is_told_with_its_place() -> None:

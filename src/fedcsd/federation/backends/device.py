@@ -1,4 +1,4 @@
-"""Clients on one GPU, in this process: one after another, in lanes, or trained as one.
+"""A backend that runs clients on one GPU, in this process.
 
 The data lies on the device once; requests are moved there, replies to the server's device. The engine
 says how the clients share the device: `eager` takes one client after another, `graphs` has lanes, each a
@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 
 import torch
+from torch.nn.modules.dropout import _DropoutNd
 
 from fedcsd import seeds
 from fedcsd.errors import MethodFailed, RunStopped, UserError, one_line
@@ -32,7 +33,8 @@ FEW = 4  # clients of a round for which it is not
 
 def engine_for(clients: float, network: Network) -> str:
     """Return the faster engine for so many clients in a round; benchmarks/engines.py measures this rule."""
-    stackable = not network.norms and network.layout.size <= SMALL
+    random = any(isinstance(module, _DropoutNd) for module in network.module.modules())
+    stackable = not network.norms and not random and network.layout.size <= SMALL
     return "stacked" if stackable and clients > FEW else "graphs"
 
 

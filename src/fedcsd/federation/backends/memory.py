@@ -1,4 +1,4 @@
-"""A GPU's memory: the part that this process may take, and the values that stay in it."""
+"""Share a GPU's memory: the part that this process may take, and the values that stay in it."""
 
 from dataclasses import replace
 

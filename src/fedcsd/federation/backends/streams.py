@@ -1,4 +1,4 @@
-"""Lanes on a GPU: clients that train at the same time, each lane on a CUDA stream of its own."""
+"""Train clients of a GPU at the same time, in lanes with a CUDA stream each."""
 
 import threading
 from collections import deque
@@ -27,7 +27,7 @@ Replies = Generator[Reply | BaseException, None, None]
 
 
 class Runner(Protocol):
-    """Asks clients on this device; a failure takes the place of its client's reply."""
+    """A runner asks clients on this device; a failure takes the place of its client's reply."""
 
     def run(self, request: Request, clients: Sequence[int], state: State) -> Replies: ...
     def close(self) -> None: ...
@@ -77,7 +77,7 @@ class StreamLane:
 
 
 class Dealt:
-    """Clients dealt to lanes, and their replies as they come.
+    """The dealer of clients to lanes, which collects their replies.
 
     A lane that is done takes over from the one with most clients left. No lane runs far ahead of the
     reader, so that few replies lie in memory.

@@ -1,4 +1,4 @@
-"""Drift within a round: the paper's Fig. 1.
+"""Measure drift within a round: the paper's Fig. 1.
 
 From a trained global model each method trains one round of many local epochs. After every epoch the
 local models are compared with the model they started from.
@@ -54,7 +54,7 @@ HISTORY = {
 
 @dataclass(frozen=True)
 class Curve:
-    """Measurements of one method after each local epoch; local ones are means over clients."""
+    """The numbers that one method has after each local epoch; those of local models are means over clients."""
 
     logit_drift: list[float]
     """KL(global ‖ local) of the logits on test images"""
@@ -135,7 +135,7 @@ def _number(value: float) -> str:
 
 
 class Meter:
-    """Measures a local model after an epoch, on the first test images."""
+    """An observer that measures a local model on the first test images."""
 
     def __init__(self, images: int):
         self.images = images

@@ -1,4 +1,4 @@
-"""Forgetting in local training: accuracy on the classes that a client holds and on those it does not."""
+"""Measure what local training forgets: accuracy on classes that a client holds, and on other classes."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ MEANING = (
 
 @dataclass(frozen=True)
 class Forgetting:
-    """Counts of right test images by class, for the global model and the local models trained from it."""
+    """Test images of each class that are right before local training and after it."""
 
     clients: list[int]
     held: list[list[bool]]

@@ -1,4 +1,4 @@
-"""Observation of local training, as a wrapper around a method."""
+"""Wrap a method to observe its clients' training."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace

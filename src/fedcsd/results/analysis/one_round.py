@@ -1,4 +1,4 @@
-"""One more round of a trained run, with any method, whose clients can be observed."""
+"""Train one more round of a run, with any method, and observe its clients."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -104,7 +104,7 @@ class Chosen(Federation):
 
 @dataclass(frozen=True)
 class NextRound:
-    """The round after the last one of a run, for any method.
+    """The round that follows the last one of a run, for any method.
 
     A method starts anew from the run's model: its teacher is that model. With `warm_up` it trains so many
     rounds before, of the run's own epochs; what it keeps of them stays, and the run's model comes back.

@@ -1,4 +1,4 @@
-"""Features of test images in the plane (t-SNE), and numbers for how well they separate the classes.
+"""Draw features of test images in the plane (t-SNE), and measure how well they separate the classes.
 
 The paper's figure: the global models of FedAvg and of FedCSD, and two local models trained from the
 latter, with cross-entropy alone and with the full local loss.
@@ -39,7 +39,7 @@ PALETTE = (*COLOURS, "#882255", "#AAAAAA")
 
 @dataclass(frozen=True)
 class Cloud:
-    """Features of the test images by one model."""
+    """Test images as one model separates them."""
 
     title: str
     points: NDArray[np.float32]

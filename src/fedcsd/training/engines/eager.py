@@ -1,4 +1,4 @@
-"""Step after step, each operation started on its own: the engine of the CPU."""
+"""Take steps one by one, as the CPU does."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from fedcsd.training.task import Task, Trained, batches, totals_of
 
 
 class Eager:
-    """Trains one client at a time."""
+    """An engine that starts each operation on its own; it trains one client at a time."""
 
     def __init__(self) -> None:
         self._sgd: Sgd | None = None

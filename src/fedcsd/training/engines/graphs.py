@@ -203,7 +203,7 @@ class Graphs:
         return program
 
     def _refuse(self, error: Exception) -> None:
-        """From now on train step by step, in all lanes."""
+        """Train step by step from now on, in all lanes."""
         self.launcher.refused = True
         torch.cuda.synchronize()
         why = (str(error) or type(error).__name__).splitlines()[0][:200]

@@ -13,7 +13,7 @@ AHEAD = 16  # replays that a stream may be ahead of the device
 
 
 class Launcher:
-    """Replays the graphs of all lanes from one thread, a graph of each lane in turn.
+    """A thread that replays the graphs of all lanes, a graph of each lane in turn.
 
     A thread for each lane would spend its time waiting for Python's global lock.
     """
@@ -97,7 +97,7 @@ class Launcher:
 
 
 class Replay:
-    """One lane's program on its way to the device."""
+    """A program that is on its way to the device."""
 
     def __init__(self, stream: torch.cuda.Stream, program: Program):
         self.stream, self.done, self.ended = stream, False, threading.Event()

@@ -1,4 +1,4 @@
-"""Steps of many clients as one: their weights are the rows of one matrix."""
+"""Take a step of many clients in one: their weights are the rows of one matrix."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Schedule:
 
 
 class Stack:
-    """Stacked steps of one kind: buffers for `width` clients of the given sizes, and graphs by number of rows."""
+    """Stacked steps of one kind; buffers have room for `width` clients, graphs are kept by number of rows."""
 
     def __init__(self, task: Task, shared: frozenset[str], width: int, sizes: Sequence[int]):
         settings, device = task.settings, task.device

@@ -1,4 +1,4 @@
-"""Many clients trained as one, for many clients and small models.
+"""Train many clients as one, where models are small.
 
 One client's step keeps a GPU busy for microseconds. Here the model, the loss and the change of the
 gradient are applied to all clients by `torch.func.vmap`. Clients come longest first, so that those
@@ -23,7 +23,7 @@ SHARES = (1, 0.75, 0.5, 0.25, 0.1)  # of the clients, for which a step is record
 
 
 class Stacked:
-    """Trains the tasks of many clients as one; `sizes` are the clients' numbers of samples."""
+    """An engine that trains many clients as one; `sizes` are their numbers of samples."""
 
     def __init__(self, sizes: Sequence[int], width: int, launcher: Launcher | None = None):
         self.sizes, self.width, self.launcher = sizes, width, launcher

@@ -1,4 +1,4 @@
-"""Clients that train as one: each is answered in a thread of its own, up to its training."""
+"""Run clients that train as one, each in a thread of its own up to its training."""
 
 import threading
 from collections.abc import Callable, Sequence
