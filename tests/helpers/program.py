@@ -24,13 +24,14 @@ import fedcsd
 Fedcsd = Callable[..., "subprocess.CompletedProcess[str]"]
 FedcsdRun = Callable[..., Path]
 
-PRELOADED = (
+PRELOADED = [
     "torch",
     "safetensors.torch",
     "sklearn.datasets",
     "pyarrow.parquet",
     "matplotlib.backends.backend_agg",
-)
+    "rich_click",
+]
 TESTS = Path(__file__).parents[1]
 READ_AT_START = ("PYTHON", "LC_", "LANG", "OMP_", "MKL_", "TORCH")  # a fork has the first process's
 
