@@ -79,7 +79,7 @@ def test_a_node_that_lost_its_disk_is_sent_everything_again(tmp_path: Path) -> N
 
     def forget(request: Parcel, reply: Parcel, node: int) -> Parcel:
         if request.header.get("function") == "train" and request.header["round"] == 0 and node == 100:
-            for place in grid.nodes[100].places.values():
+            for place in grid.nodes[100].assignments.values():
                 shutil.rmtree(place.store.folder)
                 place.store.__init__(place.store.runs, place.store.folder.name)  # type: ignore[misc]
         return reply
@@ -178,7 +178,7 @@ def test_prototypes_can_be_hidden(tmp_path: Path) -> None:
         prototype_noise=0.5,
     )
     for k, reply in enumerate(seen):
-        site = next(iter(grid.nodes[100 + k].places.values())).worker.workspace
+        site = next(iter(grid.nodes[100 + k].assignments.values())).worker.workspace
         counts = torch.bincount(site.data.y_train[site.parts[k]], minlength=10)
         assert reply.arrays["v.held"].tolist() == (counts >= 60).tolist()
         hidden = reply.arrays["v.prototypes"][~reply.arrays["v.held"]]

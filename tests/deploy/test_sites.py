@@ -112,7 +112,7 @@ def test_sites_may_have_their_data_in_different_ways(tmp_path: Path) -> None:
     grid.nodes[101].config["data-options"] = "classes=cat,dog,ox"
     grid.nodes[102].config["data-options"] = "classes=3"
     run = deployed(grid, tmp_path / "run", method="fedcsd", clients=3, mode="sites")
-    sites = [grid.nodes[100 + k].places for k in range(3)]
+    sites = [grid.nodes[100 + k].assignments for k in range(3)]
     data = [next(iter(places.values())).worker.workspace.data for places in sites]
     pixels = np.concatenate([d.x_train.numpy().transpose(0, 2, 3, 1).reshape(-1, 3) for d in data]) / 255
     # All sites see the same picture as the same numbers: normalised by what all of them have.

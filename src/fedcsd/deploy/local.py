@@ -112,7 +112,7 @@ class LocalRun:
 
 
 class LocalDeployment:
-    """A SuperLink and its SuperNodes run here as processes, with TLS and authentication on."""
+    """Run a SuperLink and its SuperNodes as processes, with TLS and authentication on."""
 
     def __init__(self, folder: Path, nodes: int, *, port: int = 0):
         if port and not is_free(port):

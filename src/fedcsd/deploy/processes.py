@@ -75,7 +75,7 @@ def end_with_launcher() -> None:
 
 
 class Processes:
-    """Processes of Flower end with this object, or with this process; their children carry its mark."""
+    """Run programs of Flower's that end with this object or this process; their children carry its mark."""
 
     def __init__(self, folder: Path):
         self.folder, self.mark = folder, f"{os.getpid()} {uuid4().hex}"

@@ -1,4 +1,4 @@
-"""The settings of a deployment beside those of training; their defaults change no result."""
+"""Define the settings of a deployment beside those of training; their defaults change no result."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ _shown = partial(option, panel="The deployment")
 
 @dataclass(frozen=True)
 class Deployment:
-    """The settings of a federation over Flower; they stand in the table [deploy] of a run's config.toml."""
+    """Set how a federation over Flower behaves, in the table [deploy] of a run's config.toml."""
 
     min_clients: int = _shown(
         0, "clients that must have answered before a round goes on without the others (0: all)", ge=0

@@ -28,7 +28,7 @@ class Malformed(ValueError):
 
 @dataclass
 class Parcel:
-    """The content of a message: a header of plain JSON, and arrays by name."""
+    """Hold the content of a message: a header of plain JSON, and arrays by name."""
 
     header: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)

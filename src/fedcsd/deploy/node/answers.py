@@ -1,4 +1,4 @@
-"""A node's half: its data, its disk, and the method's client half, for one request after another."""
+"""Answer the server's requests at a node, with its data, its disk and the method's client half."""
 
 import json
 import time
@@ -29,15 +29,15 @@ from fedcsd.training.worker import Worker
 from fedcsd.training.workspace import Workspace
 from fedcsd.weights import Layout, Values, Weights
 
-SITES_KEPT = 2  # in memory: an experiment that changes is not built anew for every message
+KEPT = 2  # workers in memory: an experiment that changes is not built anew for every message
 
 
 @dataclass
-class Place:
-    """What is built once for a run: the worker, which client it is, and its disk."""
+class Assignment:
+    """A run needs these at a node; they are built once."""
 
     worker: Worker
-    number: int
+    client: int
     store: Store
 
     @property
@@ -46,23 +46,23 @@ class Place:
 
 
 class Node:
-    """Answers parcels; what it has built for a run it keeps for the next."""
+    """Answers parcels one after another, and keeps the worker of a run for the next parcel."""
 
     def __init__(self, config: Mapping[str, Any], home: Path):
         self.config, self.home = dict(config), Path(config.get("state", home)).expanduser()
-        self.places: dict[str, Place] = {}
-        torch.set_num_threads(1)  # as a worker of the simulator: sums depend on it
+        self.assignments: dict[str, Assignment] = {}
+        torch.set_num_threads(1)  # as in the simulator: sums depend on it
 
     @property
     def name(self) -> str:
-        """Which client this is, the same after any restart."""
+        """Name of the site, or number of the partition, which stays the same after a restart."""
         known = self.config.get("site", self.config.get("partition-id"))
         if known is None:
             raise UserError("the node config names no site: start the node with --node-config 'site=\"…\"'")
         return str(known)
 
     def answer(self, parcel: Parcel) -> Parcel:
-        """The reply to one parcel; what goes wrong here is said in it, in one line."""
+        """Return the reply to one parcel; an error is a reply too, as one line of text."""
         try:
             kind = parcel.header["kind"]
             return {"join": self.join, "ask": self.ask, "evaluate": self.evaluate}[kind](parcel)
@@ -76,7 +76,7 @@ class Node:
         return Parcel({"error": text, "name": name})
 
     def join(self, parcel: Parcel) -> Parcel:
-        """Who this is and what it has, for a run that begins or goes on."""
+        """Tell the server the name of this node and facts about its data, for a run that starts or continues."""
         header = parcel.header
         about: dict[str, Any] = {"name": self.name, "version": __version__}
         if header["mode"] == "sites":
@@ -85,13 +85,14 @@ class Node:
             about |= {"classes": data.classes, "shape": list(data.shape), "dtype": str(data.x_train.dtype)}
             about |= data.normalisation
         else:
-            place = self.place({**header, "client": int(self.name)})
-            about |= {"samples": len(place.worker.workspace.parts[place.number])}
-            about |= {"model": place.layout.fingerprint(), "data": place.worker.workspace.data.fingerprint()}
+            assignment = self.assignment({**header, "client": int(self.name)})
+            workspace = assignment.worker.workspace
+            about |= {"samples": len(workspace.parts[assignment.client])}
+            about |= {"model": assignment.layout.fingerprint(), "data": workspace.data.fingerprint()}
         return Parcel(about)
 
     def data(self, config: Mapping[str, Any]) -> Dataset:
-        """The site's own data, with the options that the server and the node config give."""
+        """Load the site's data, with the options of the server and the node config."""
         if not self.config.get("data"):
             raise UserError('the node config names no data: add data="/path/to/the/site\'s/data"')
         options = parse_assignments(str(self.config.get("data-options", "")).split(), "data-options")
@@ -100,10 +101,10 @@ class Node:
             raise UserError(f"the node's data is not there: {path}")
         return fedcsd_data.load(str(path), {**config.get("data_options", {}), **options})
 
-    def place(self, header: Mapping[str, Any]) -> Place:
-        """The site for this run, built on first use."""
+    def assignment(self, header: Mapping[str, Any]) -> Assignment:
+        """Return what a run needs here; it is built on first use."""
         key = json.dumps([header["run"], header["mode"], header["config"], header["client"]], sort_keys=True)
-        if key not in self.places:
+        if key not in self.assignments:
             number, config = int(header["client"]), header["config"]
             sites = header["mode"] == "sites"
             worker = self.own_worker(config, number) if sites else whole_worker(json.dumps(config))
@@ -114,12 +115,12 @@ class Node:
                 raise UserError(f"{run[:20]!r} is no name of a run")
             limit = float(self.config.get("state-megabytes", MEGABYTES))
             store = Store(self.home / self.name.replace("/", "_"), run, limit)
-            self.places = dict([*self.places.items()][-(SITES_KEPT - 1) :])
-            self.places[key] = Place(worker, number, store)
-        return self.places[key]
+            self.assignments = dict([*self.assignments.items()][-(KEPT - 1) :])
+            self.assignments[key] = Assignment(worker, number, store)
+        return self.assignments[key]
 
     def own_worker(self, config: Mapping[str, Any], number: int) -> Worker:
-        """A worker whose one client has all of the data that is here."""
+        """Build the worker whose one client holds all data of this site."""
         data, agreed = self.data(config), config["agreed"]
         settings = build(Settings, config["settings"])
         if list(data.shape) != agreed["shape"] or data.classes > agreed["classes"]:
@@ -137,31 +138,35 @@ class Node:
         return Worker(Workspace(settings, data, parts, [], model), make_method(config["method"]))
 
     def ask(self, parcel: Parcel) -> Parcel:
-        """One function of the method's client half."""
+        """Run one function of the method's client half."""
         header = parcel.header
-        place, began = self.place(header), time.perf_counter()
-        values, lacks = self.values(parcel, place)
+        assignment, began = self.assignment(header), time.perf_counter()
+        values, lacks = self.values(parcel, assignment)
         if lacks:
             return Parcel({"lacks": lacks})
-        state = place.store.state(header["version"], place.layout) if header["version"] else {}
+        store, worker, client = assignment.store, assignment.worker, assignment.client
+        state = store.state(header["version"], assignment.layout) if header["version"] else {}
         request = Request(header["round"], header["function"], values)
-        reply = place.worker.answer(request, place.number, {} if state is None else state)
+        reply = worker.answer(request, client, {} if state is None else state)
         deployment = build(Deployment, header["deploy"])
-        reply = replace(reply, values=protected(reply.values, place.worker, place.number, deployment))
+        reply = replace(reply, values=protected(reply.values, worker, client, deployment))
         if not reply.problem and (reply.state or header["version"]):
-            place.store.keep_state(header["round"] + 1, reply.state, header["needed"])
+            store.keep_state(header["round"] + 1, reply.state, header["needed"])
         answer = packed(reply)
         answer.header |= {"seconds": time.perf_counter() - began, "lost": state is None}
         return answer
 
-    def values(self, parcel: Parcel, place: Place) -> tuple[Values, list[str]]:
-        """The request's values: as sent, as held from an earlier message, or made from what is held;
-        and the names of those that cannot be had without being sent."""
-        header, store, layout = parcel.header, place.store, place.layout
+    def values(self, parcel: Parcel, assignment: Assignment) -> tuple[Values, list[str]]:
+        """Return the values of a request, and the names of those that must be sent again.
+
+        A value was sent with the parcel, is held from an earlier message, or is computed from weights that
+        are held (the teacher is the mean of two models).
+        """
+        header, store, layout = parcel.header, assignment.store, assignment.layout
         tensors = {name: torch.from_numpy(array) for name, array in parcel.arrays.items()}
         entries: dict[str, Any] = header["entries"]
         sent = {n: e for n, e in entries.items() if "number" in e or e["tensor"] in tensors}
-        values = restored(sent, tensors, layout)  # here still with the "v." of messages before their names
+        values = restored(sent, tensors, layout)  # names still begin with "v.", as in messages
         known = {v.token: v for v in values.values() if isinstance(v, Weights)}
 
         def find(token: int, check: int) -> Weights | None:
@@ -189,13 +194,13 @@ class Node:
         return {name[2:]: values[name] for name in entries if name in values}, lacks
 
     def evaluate(self, parcel: Parcel) -> Parcel:
-        """A model on the site's own test data: how many are right, of how many, and the summed loss."""
-        place = self.place(parcel.header)
-        values, lacks = self.values(parcel, place)
+        """Test a model on the site's own test data: count the right predictions and sum the loss."""
+        assignment = self.assignment(parcel.header)
+        values, lacks = self.values(parcel, assignment)
         if lacks:
             return Parcel({"lacks": lacks})
         request = Request(parcel.header["round"], "evaluate", values)
-        replies, _ = place.worker.evaluate_all(request)
+        replies, _ = assignment.worker.evaluate_all(request)
         return Parcel(
             {
                 "right": sum(int(r["correct"].sum()) for r in replies),
@@ -205,15 +210,17 @@ class Node:
         )
 
 
-@lru_cache(maxsize=SITES_KEPT)
+@lru_cache(maxsize=KEPT)
 def whole_worker(config: str) -> Worker:
-    """A worker with all clients of a partition, of which a node answers for one. In a simulation the nodes
-    of one process share it."""
+    """Build the worker with all clients of a partition, of which a node answers for one.
+
+    The nodes of a simulation that are in one process share it.
+    """
     return prepare(json.loads(config)).worker()
 
 
 def packed(reply: Reply) -> Parcel:
-    """A reply as it travels; the client's state stays here."""
+    """Pack a reply for the server; the client's state stays here."""
     tensors, entries = described({f"v.{name}": value for name, value in reply.values.items()})
     header = {"samples": reply.samples, "notes": reply.notes, "problem": reply.problem, "entries": entries}
     arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
@@ -221,7 +228,7 @@ def packed(reply: Reply) -> Parcel:
 
 
 def protected(values: Values, worker: Worker, number: int, deployment: Deployment) -> Values:
-    """Hide of the private values that the method declares: classes of few samples, and exact numbers."""
+    """Protect the values that the method declares as private: hide classes of few samples, and add noise."""
     hidden, workspace = dict(values), worker.workspace
     for name, which in worker.method.reveals.items():
         private, held = values.get(name), values.get(which)
@@ -233,7 +240,7 @@ def protected(values: Values, worker: Worker, number: int, deployment: Deploymen
             held = held & (counts >= deployment.prototype_min_count)
             private = private * held.reshape(-1, *[1] * (private.ndim - 1))
         if deployment.prototype_noise:
-            # Not by the run's seed, which the server knows and could subtract the noise with.
+            # The run's seed would not do: the server knows it and could subtract the noise.
             generator = torch.Generator()
             generator.seed()
             noise = torch.randn(private.shape, generator=generator, dtype=private.dtype)

@@ -1,4 +1,4 @@
-"""The client part of the Flower app: takes a message, has the node answer it, sends the answer."""
+"""Connect a node to Flower: the client part of the app, which passes each message to the node."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -13,27 +13,28 @@ from fedcsd.deploy.wire import Parcel, content_of, parcel_of
 if TYPE_CHECKING:
     from fedcsd.deploy.node.answers import Node
 
-_nodes: dict[int, "Node"] = {}  # in a process of Flower's simulation, which stays
+_nodes: dict[int, "Node"] = {}  # only in processes of Flower's simulation, which stay
 
 
 def home() -> Path:
-    """Where a node keeps its things, unless its config says otherwise."""
+    """Return the default folder of a node's files."""
     return Path(os.environ.get("FLWR_HOME", Path.home() / ".flwr")) / "fedcsd"
 
 
 def answer(message: Message, context: Context) -> Message:
+    """Return the node's answer to a message of the server."""
     parcel = parcel_of(message.content)
     alone = bool(parcel.header.get("alone")) and message.metadata.message_type == "train"
     return Message(content_of(ask_node(parcel, context), alone=alone), reply_to=message)
 
 
 def ask_node(parcel: Parcel, context: Context) -> Parcel:
-    """The node's answer: here in a simulation, else from the process that has its data in memory."""
+    """Ask the node: in this process in a simulation, else in the process that holds its data in memory."""
     if parcel.header["simulated"]:
         return _node(context).answer(parcel)
     from fedcsd.deploy.node.keeper import ask_keeper
 
-    # The parent is Flower's own process for starting these; the keeper lives as long as it does.
+    # The parent is the SuperNode's process; the keeper ends with it.
     return ask_keeper(parcel, context.node_config, home(), os.getppid())
 
 
@@ -46,8 +47,8 @@ def _node(context: Context) -> "Node":
 
 
 def make_app(mods: Sequence[Callable[..., Any]] = ()) -> ClientApp:
-    """The app. Flower's mods, such as LocalDpMod, go around training: the server has to be told with
-    `mods` or `clipping_norm` that they are there."""
+    """Make the app. Flower's mods, such as LocalDpMod, wrap training; the server's settings `mods` or
+    `clipping_norm` must tell of them."""
     app = ClientApp()
     app.train(mods=list(mods))(answer)
     app.query()(answer)

@@ -1,9 +1,8 @@
-"""A node's keeper: the process that has the data and the model in memory from one message to the next.
+"""Keep a node's data and model in memory between messages, in a process of its own: the keeper.
 
-Flower starts a new process for every message. Reading a site's images and loading torch each time
-would take longer than most training, so that process only hands the message on, over a socket that
-is the node's alone. The keeper is started by the first message, and ends when the node's own process
-has ended or when it has had nothing to do for a long time.
+Flower starts a process for every message. Reading images and loading torch each time would take longer
+than most training, so that process only passes the message on, over the node's private socket. The first
+message starts the keeper. It ends with the node's own process, or after a long time without work.
 """
 
 import json
@@ -21,7 +20,7 @@ from typing import Any
 
 from fedcsd.deploy.wire import Parcel
 
-START, IDLE = 120.0, 900.0  # seconds: to start, and to stay without work
+START, IDLE = 120.0, 900.0  # seconds to start, and seconds without work before the end
 
 
 def to_bytes(parcel: Parcel) -> bytes:
@@ -39,7 +38,7 @@ def from_bytes(blob: bytes) -> Parcel:
 
 
 def ask_keeper(parcel: Parcel, config: Mapping[str, Any], home: Path, owner: int) -> Parcel:
-    """The answer of the node's keeper, which is started if it is not there."""
+    """Return the answer of the node's keeper; start the keeper if there is none."""
     folder = Path(config.get("state", home)).expanduser()
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     text = json.dumps(dict(config), sort_keys=True)
@@ -57,7 +56,7 @@ def ask_keeper(parcel: Parcel, config: Mapping[str, Any], home: Path, owner: int
 
 
 def _has_more(app: Path) -> bool:
-    """Whether an app has code beside what `fedcsd deploy init` writes."""
+    """Tell whether an app has more code than `fedcsd deploy init` writes."""
     return bool({path.name for path in app.rglob("*.py")} - {"__init__.py", "server_app.py", "client_app.py"})
 
 
@@ -65,7 +64,7 @@ def _connection(command: list[str], config: str, folder: Path) -> Connection:
     started: subprocess.Popen[bytes] | None = None
     until = time.monotonic() + START
     while time.monotonic() < until:
-        # An abstract socket: it has no file that could be left over, and ends with its process.
+        # An abstract socket leaves no file behind and ends with its process.
         with suppress(OSError):
             return Client(f"\0fedcsd-{command[0]}", "AF_UNIX", authkey=_key(folder))
         if started is None or started.poll() is not None:
@@ -85,7 +84,7 @@ def _connection(command: list[str], config: str, folder: Path) -> Connection:
 
 
 def _key(folder: Path) -> bytes:
-    """A secret that only this user can read: whoever has it may ask the keeper."""
+    """Return the secret that a process must know to ask the keeper; only this user can read it."""
     path = folder / "keeper.key"
     with suppress(FileExistsError):
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
@@ -95,12 +94,12 @@ def _key(folder: Path) -> bytes:
 
 
 def serve(mark: str, home: Path, owner: int, folder: Path) -> None:
-    """Answer until the node's process is gone."""
+    """Answer parcels until the node's process is gone."""
     config = json.loads(sys.stdin.read())
     try:
         listener = Listener(f"\0fedcsd-{mark}", "AF_UNIX", backlog=16, authkey=_key(folder))
     except OSError:
-        return  # another one was quicker
+        return  # another process was quicker
     last = [time.monotonic()]
     threading.Thread(target=_follow, args=(owner, last), daemon=True).start()
     from fedcsd.deploy.node.answers import Node

@@ -1,11 +1,11 @@
-"""What a node keeps on its own disk: what methods remember of the client, and the last weights it was sent.
+"""Store at a node what methods keep of its client, and the weights that it was sent last.
 
-    RUN/states/000005.safetensors     what the client kept after round 5
-    RUN/held/000005-0123456789ab.float32  weights that it was sent in round 5, by token
+    RUN/states/000005.safetensors         state of the client after round 5
+    RUN/held/000005-0123456789ab.float32  weights that were sent in round 5, by token
 
-Which state counts is the server's to say: a reply that came too late is no part of the run, and a
-server that was killed goes back to its last checkpoint. So a state has a version, and the versions
-that the server may still name stay. Everything else goes, and so do the oldest runs.
+The server names the state that counts: a reply that came too late is no part of the run, and a server
+that was killed goes back to its last checkpoint. So a state has a version, and the versions that the
+server may still name stay. All others are removed, and so are the oldest runs.
 """
 
 import os
@@ -22,16 +22,17 @@ from torch import Tensor
 from fedcsd.messages import Torn, pack, unpack
 from fedcsd.weights import Layout, Values, Weights
 
-RUNS, MEGABYTES = 8, 4096  # what a node keeps at most; the run in progress always stays
+RUNS, MEGABYTES = 8, 4096  # limits of a node's store; the run in progress always stays
 ROUNDS_HELD = 2
 
 
 def checksum(flat: Tensor) -> int:
+    """Return a checksum of a flat tensor's bytes."""
     return crc32(flat.contiguous().numpy().tobytes())
 
 
 class Store:
-    """The folder of one run at a node."""
+    """Reads and writes the folder of one run at a node."""
 
     def __init__(self, folder: Path, run: str, megabytes: float = MEGABYTES):
         self.folder, self.runs, self.megabytes = folder / run, folder, megabytes
@@ -41,14 +42,14 @@ class Store:
         self.folder.chmod(0o700)
 
     def state(self, version: int, layout: Layout) -> Values | None:
-        """What the client kept after this round; None if that is lost."""
+        """Return the client's state after this round, or None if it is lost."""
         try:
             return unpack(self._state(version).read_bytes(), layout)[1]
         except (OSError, Torn):
             return None
 
     def keep_state(self, version: int, state: Values, needed: Iterable[int]) -> None:
-        """A new version, beside those that the server may still go back to."""
+        """Write a new version of the state; keep those that the server may still go back to."""
         if state:
             _write(self._state(version), pack({}, state))
         names = {self._state(v).name for v in (version, *needed)}
@@ -61,7 +62,7 @@ class Store:
         return self.folder / "states" / f"{int(version):06d}.safetensors"
 
     def weights(self, token: int, layout: Layout, check: int) -> Weights | None:
-        """Weights that were sent earlier; None if they are not here or not those that are meant."""
+        """Return weights that were sent earlier, or None if they are not here with this checksum."""
         found = self._weights.get(token, (0, None))[1]
         if found is None:
             path = next((self.folder / "held").glob(f"*-{token:012x}.*"), None)
@@ -72,7 +73,7 @@ class Store:
         return found if found is not None and checksum(found.flat) == check else None
 
     def hold(self, round: int, some: Iterable[Weights]) -> None:
-        """Weights of this round; those of the round before stay, for the teacher that is made from them."""
+        """Hold weights of this round; those of the round before stay, for the teacher that is computed from them."""
         for weights in some:
             kind = str(weights.flat.dtype).removeprefix("torch.")
             path = self.folder / "held" / f"{round:06d}-{weights.token:012x}.{kind}"
@@ -90,7 +91,7 @@ class Store:
         self._weights = {t: (r, w) for t, (r, w) in self._weights.items() if f"{r:06d}" in rounds}
 
     def _bound(self) -> None:
-        """Forget the oldest runs if there are too many or they take too much room."""
+        """Remove the oldest runs if there are too many or they take too much room."""
         others = [p for p in self.runs.iterdir() if p.is_dir() and p != self.folder]
         others.sort(key=lambda p: p.stat().st_mtime, reverse=True)
         os.utime(self.folder)
@@ -106,7 +107,7 @@ def _size(folder: Path) -> int:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """There completely or not at all; a reply is sent only after this."""
+    """Write a file completely or not at all; a reply is sent only after this."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     temporary.write_bytes(content)
     os.replace(temporary, path)

@@ -1,6 +1,6 @@
-"""Clients behind Flower's SuperLink: a request becomes a message to each of them, and back.
+"""Ask clients behind Flower's SuperLink: a request becomes a message to each node, and its answer a reply.
 
-The replies are given in the order of dealing, like everywhere, so that the sums are the same bits.
+Replies come in the order of dealing, as in every backend, so that sums have the same bits.
 """
 
 import math
@@ -12,9 +12,9 @@ from dataclasses import asdict
 from typing import Any
 
 from fedcsd.deploy.server.checks import Checks, shown
-from fedcsd.deploy.server.post import Arrival, Post
 from fedcsd.deploy.server.remote import Holdings, NodeStates
 from fedcsd.deploy.server.roster import Roster
+from fedcsd.deploy.server.transport import Arrival, Transport
 from fedcsd.deploy.settings import Deployment
 from fedcsd.deploy.wire import Malformed, Parcel
 from fedcsd.errors import RunStopped, note
@@ -24,22 +24,27 @@ from fedcsd.federation.setup import Setup
 from fedcsd.messages import Reply, Request
 from fedcsd.weights import Values, Weights
 
-POLL, LONGEST = 0.1, 1.0  # seconds between looks for replies, at first and after a while
-PATIENCE = 60.0  # seconds after which it is said who is waited for
-TRIES = 3  # how often a client is asked again when its node could not answer
+POLL, LONGEST = 0.1, 1.0  # seconds between looks for replies, at first and at most
+PATIENCE = 60.0  # seconds after which the clients that are waited for are named
+TRIES = 3  # questions to a client whose node cannot answer
 
 Read = Callable[[int, Parcel], Any]
-"""What is made of a client's parcel; Malformed if nothing can be."""
+"""from a client's parcel to a reply; raises Malformed if it cannot be used"""
 
 
 class FlowerBackend(Backend):
-    """Asks clients that are nodes."""
+    """Ask the nodes of a deployment."""
 
     def __init__(
-        self, experiment: Setup, deployment: Deployment, post: Post, roster: Roster, states: NodeStates
+        self,
+        experiment: Setup,
+        deployment: Deployment,
+        transport: Transport,
+        roster: Roster,
+        states: NodeStates,
     ):
         self.experiment, self.deployment = experiment, deployment
-        self.post, self.roster, self.states = post, roster, states
+        self.transport, self.roster, self.states = transport, roster, states
         self.checks = Checks(experiment, deployment)
         self.holdings = Holdings(deployment)
         self.worker = experiment.worker() if len(experiment.data.y_test) else None
@@ -50,13 +55,13 @@ class FlowerBackend(Backend):
 
     def ask(self, request: Request, clients: Sequence[int], states: Mapping[int, Values]) -> Iterator[Reply]:
         message = self.holdings.message(request.values)
-        self.checks.kinds(request)  # a mistake in the method itself shows here, and is nobody's fault
+        self.checks.kinds(request)  # a mistake in the method itself shows here and not at a node
 
         def parcel(client: int, everything: bool) -> Parcel:
             version, needed = self.states.wanted(client)
             header = self._header(client, "ask", request.round)
             header |= {"function": request.function, "version": version, "needed": needed}
-            always = request.kind == "train" and self.post.alone
+            always = request.kind == "train" and self.transport.alone
             return message.parcel(header, client, everything=everything, weights=always)
 
         def read(client: int, parcel: Parcel) -> Reply:
@@ -99,24 +104,20 @@ class FlowerBackend(Backend):
         return Evaluation(loss, counts=[(right, test) for right, _, test in found])
 
     def counts(self) -> dict[str, Any]:
-        """Of the round that ends: bytes of the messages, whose answers did not count, and the time that was
-        neither training nor evaluation."""
-        counted: dict[str, Any] = {"bytes_down": self.post.down, "bytes_up": self.post.up}
+        """Return the round's bytes, the answers that did not count, and the time outside training and evaluation."""
+        counted: dict[str, Any] = {"bytes_down": self.transport.down, "bytes_up": self.transport.up}
         counted |= {name: self.tally[name] for name in ("refused", "late", "missing", "lost_states")}
         counted |= {"refusals": self.refusals, "seconds_outside": max(0.0, self.waited - self.busy)}
-        self.post.down = self.post.up = 0
+        self.transport.down = self.transport.up = 0
         self.tally, self.refusals, self.waited, self.busy = Counter(), [], 0.0, 0.0
         return counted
-
-    def close(self) -> None:
-        """The nodes stay: they are not ours."""
 
     def _about(self, client: int) -> Mapping[str, Any]:
         return self.roster.about[self.roster.nodes[client]]
 
     def _header(self, client: int, kind: str, round: int) -> dict[str, Any]:
         header = {**self.roster.hello, "kind": kind, "client": client, "round": round}
-        return {**header, "deploy": asdict(self.deployment), "alone": self.post.alone}
+        return {**header, "deploy": asdict(self.deployment), "alone": self.transport.alone}
 
     def _exchange(
         self,
@@ -126,7 +127,7 @@ class FlowerBackend(Backend):
         parcel: Callable[[int, bool], Parcel],
         read: Read,
     ) -> Iterator[tuple[int, Any]]:
-        """What was made of each client's reply, in order, or as text why there is none."""
+        """Yield the result of each client in order, or the reason why there is none."""
         exchange = Exchange(self, kind, round, clients, parcel, read)
         began = time.monotonic()
         for client in clients:
@@ -139,7 +140,7 @@ class FlowerBackend(Backend):
 
 
 class Exchange:
-    """One question to a cohort, until it is answered or given up."""
+    """Sends one question to a cohort, until it is answered or given up."""
 
     def __init__(
         self,
@@ -158,7 +159,7 @@ class Exchange:
         self.tries = Counter[int]()
         self.usable = 0
         self.open = set(clients)
-        self.busy, self.pause = 0.0, POLL  # seconds of the node that was busy longest, and to the next look
+        self.busy, self.pause = 0.0, POLL  # seconds of the slowest node, and to the next look
         self.say_at = time.monotonic() + PATIENCE
         timeout = backend.deployment.round_timeout
         self.deadline = time.monotonic() + timeout if timeout else math.inf
@@ -171,15 +172,15 @@ class Exchange:
         )
 
     def step(self) -> None:
-        """Send what can be sent, take what has come, or wait a little."""
+        """Send what can be sent and read what has arrived, or wait a little."""
         backend = self.backend
         backend.roster.refresh()
         for client in list(self.waiting):
             self._send(client)
         before = len(self.open)
-        for arrival in backend.post.collect(self.sent):
+        for arrival in backend.transport.collect(self.sent):
             self._take(self.sent.pop(arrival.message), arrival)
-        for arrival in backend.post.collect(backend.overdue):
+        for arrival in backend.transport.collect(backend.overdue):
             del backend.overdue[arrival.message]
             backend.tally["late"] += not arrival.gone
         if time.monotonic() > self.say_at:
@@ -198,7 +199,7 @@ class Exchange:
             self.waiting += [client] * (client not in self.waiting)
             return
         parcel = self.parcel(client, everything)
-        if message := self.backend.post.send(node, parcel, self.kind, str(self.round + 1)):
+        if message := self.backend.transport.send(node, parcel, self.kind, str(self.round + 1)):
             self.sent[message] = client
             with suppress(ValueError):
                 self.waiting.remove(client)
@@ -226,7 +227,7 @@ class Exchange:
                 self.busy = max(self.busy, seconds if type(seconds) is float and 0 < seconds < 1e6 else 0.0)
             except Malformed as error:
                 self._drop(client, str(error), refuse=True)
-            except Exception as error:  # whatever it is that was sent, it is not worth ending the run
+            except Exception as error:  # no answer may end the run
                 self._drop(client, f"it cannot be read ({type(error).__name__})", refuse=True)
 
     def _again(self, client: int) -> bool:
@@ -247,7 +248,7 @@ class Exchange:
         self._settle(client, text)
 
     def end(self) -> None:
-        """What has not come by now is late; a round needs some that has."""
+        """Count what has not arrived; raise RunStopped if too few answers can be used."""
         self.backend.tally["missing"] += len(self.open)
         self.backend.overdue |= self.sent
         needed = self.backend.deployment.min_clients or 1

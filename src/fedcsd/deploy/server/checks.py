@@ -1,7 +1,7 @@
-"""Every reply is looked at before it is folded in: one that is wrong is refused, with the reason.
+"""Check every reply before it counts, and refuse a wrong one with the reason.
 
-What a right reply looks like is found by rehearsal: the server runs the method's client half once,
-on a few empty images, and compares names, shapes and types with what that gave.
+The server runs the method's client half once, on a few empty images, and compares names, shapes and types
+of a reply with that result.
 """
 
 import math
@@ -20,31 +20,31 @@ from fedcsd.training.worker import Worker
 from fedcsd.training.workspace import Workspace
 from fedcsd.weights import Layout, Values, Weights
 
-FAR = 1000.0  # times the norm of the global model: no training goes there in a round
-NOTES = {"held_accuracy_local"}  # measured only where clients hold data out, which a rehearsal does not
-LENGTH = 200  # of a text that a node may have us show
+FAR = 1000.0  # times the norm of the global model; no round of training moves weights so far
+NOTES = {"held_accuracy_local"}  # measured only where clients hold data out, unlike here
+LENGTH = 200  # of a text from a node that is shown
 SAMPLES = 8
 
-Kind = tuple[tuple[int, ...], torch.dtype, bool] | None
-"""Shape and type of a tensor, and whether it is a model's weights; None for a number."""
+ValueKind = tuple[tuple[int, ...], torch.dtype, bool] | None
+"""shape and type of a tensor, and True for a model's weights; None for a number"""
 
 
 def shown(text: object) -> str:
-    """Text from elsewhere, fit to be printed."""
+    """Return text from a node in a form that is safe to print."""
     return "".join(c if c.isprintable() else "?" for c in str(text)[:LENGTH])
 
 
 class Checks:
-    """Turns parcels into replies, or says why it does not."""
+    """Turns parcels into replies, or refuses them."""
 
     def __init__(self, experiment: Setup, deployment: Deployment):
         self.experiment, self.deployment = experiment, deployment
         self.layout: Layout = experiment.network.layout
         self.worker = _rehearsal(experiment)
-        self._kinds: dict[str, tuple[dict[str, Kind], set[str]]] = {}
+        self._kinds: dict[str, tuple[dict[str, ValueKind], set[str]]] = {}
 
-    def kinds(self, request: Request) -> tuple[dict[str, Kind], set[str]]:
-        """What a right reply to this request holds, and what is measured for it."""
+    def kinds(self, request: Request) -> tuple[dict[str, ValueKind], set[str]]:
+        """Return the kinds of values in a right reply to this request, and the names of its measurements."""
         if request.function not in self._kinds:
             with torch.random.fork_rng(devices=[]):
                 reply = self.worker.answer(request, 0, {})
@@ -53,7 +53,7 @@ class Checks:
         return self._kinds[request.function]
 
     def reply(self, parcel: Parcel, request: Request, client: int, samples: int) -> Reply:
-        """The reply in a parcel; Malformed with the reason if it cannot be used."""
+        """Return the reply in a parcel; raise Malformed with the reason if it cannot be used."""
         header = parcel.header
         if header.get("problem"):
             return Reply(client, samples, problem=f"client {client}: {shown(header['problem'])}")
@@ -66,8 +66,8 @@ class Checks:
         state = {"kept": 1} if header.get("kept") is True else {}
         return Reply(client, samples, values, _notes(header.get("notes"), notes), state)
 
-    def _values(self, parcel: Parcel, kinds: Mapping[str, Kind], *, nan: bool) -> dict[str, Any]:
-        """The values; numbers may be NaN where that means that there is nothing to test on."""
+    def _values(self, parcel: Parcel, kinds: Mapping[str, ValueKind], *, nan: bool) -> dict[str, Any]:
+        """Return the values of a reply; with `nan` a number may be NaN (a client without data to test on)."""
         entries = parcel.header.get("entries")
         if not isinstance(entries, dict) or set(entries) != {f"v.{name}" for name in kinds}:
             found = sorted(entries) if isinstance(entries, dict) else []
@@ -98,7 +98,7 @@ class Checks:
         return values
 
     def _check_size(self, name: str, value: Any, sent: Values) -> None:
-        """No value may be so far off that it would drown all others."""
+        """Refuse a value so large that it would drown all others."""
         base = next((v for v in sent.values() if isinstance(v, Weights)), None)
         norm = float(base.flat.norm()) if base is not None else 1.0
         limit = FAR * (1 + norm)
@@ -111,7 +111,7 @@ class Checks:
                     f"{name} are {float(away.double().norm()):.3g} from the global ones, over {limit:.3g}"
                 )
         elif isinstance(value, Tensor) and value.is_floating_point():
-            limit /= min(1.0, self.experiment.settings.lr)  # what is like a gradient is larger than a step
+            limit /= min(1.0, self.experiment.settings.lr)  # a gradient is larger than a step
             if float(value.double().norm()) > limit:
                 raise Malformed(f"{name} has norm {float(value.double().norm()):.3g}, over {limit:.3g}")
 
@@ -127,13 +127,13 @@ def _rehearsal(experiment: Setup) -> Worker:
     return Worker(Workspace(settings, small, parts, [], experiment.factory), experiment.method)
 
 
-def _kind(value: Any) -> Kind:
+def _kind(value: Any) -> ValueKind:
     if isinstance(value, Weights):
         return tuple(value.flat.shape), value.flat.dtype, True
     return (tuple(value.shape), value.dtype, False) if isinstance(value, Tensor) else None
 
 
-def _text(kind: Kind) -> str:
+def _text(kind: ValueKind) -> str:
     return "a number" if kind is None else f"{list(kind[0])} {str(kind[1]).removeprefix('torch.')}"
 
 
@@ -144,7 +144,7 @@ def _number(value: Any, name: str) -> int | float:
 
 
 def _notes(notes: Any, known: set[str]) -> Notes:
-    """Measurements that the method makes, each a sum and a count; others are left out."""
+    """Return the method's measurements, each a sum and a count; others are left out."""
     found: Notes = {}
     for name, pair in notes.items() if isinstance(notes, dict) else ():
         if name in known and isinstance(pair, (list, tuple)) and len(pair) == 2:

@@ -1,4 +1,4 @@
-"""What the server knows of its nodes' memory: which state of each counts, and which weights it holds."""
+"""Record at the server which state of each node counts, and which weights each node holds."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -14,11 +14,11 @@ from fedcsd.weights import Value, Values, Weights
 
 
 class NodeStates(States):
-    """States that lie at the nodes: here is only after which round each was last kept."""
+    """The states lie at the nodes; the server keeps the round after which each was stored last."""
 
     def __init__(self) -> None:
         self._versions: dict[int, int] = {}
-        self._saved: list[dict[int, int]] = []  # as checkpoints have it
+        self._saved: list[dict[int, int]] = []  # versions in the checkpoints
 
     def __getitem__(self, client: int) -> Values:
         return {"version": self._versions[client]}
@@ -36,7 +36,7 @@ class NodeStates(States):
             self._versions.pop(client, None)
 
     def wanted(self, client: int) -> tuple[int, list[int]]:
-        """The version that counts (0: none), and all that the run may still go back to."""
+        """Return the version that counts (0: none), and all versions that the run may still go back to."""
         now = self._versions.get(client, 0)
         return now, sorted({now, *(saved.get(client, 0) for saved in self._saved)} - {0})
 
@@ -56,7 +56,7 @@ class NodeStates(States):
 
 
 class Holdings:
-    """Which weights each client holds, as far as its answers have shown."""
+    """Records the weights that each client holds, as its answers have shown."""
 
     def __init__(self, deployment: Deployment):
         self.deployment = deployment
@@ -64,7 +64,7 @@ class Holdings:
         self._sums: dict[int, int] = {}  # checksums, by token
 
     def message(self, values: Values) -> "Outgoing":
-        """A request's values, described once for all clients."""
+        """Describe a request's values once for all clients."""
         tensors, entries = described({f"v.{name}": value for name, value in values.items()})
         for name, value in values.items():
             if not isinstance(value, Weights):
@@ -83,7 +83,7 @@ class Holdings:
         return set().union(*self._held.get(client, {}).values())
 
     def holds(self, client: int, request: Request) -> None:
-        """A client has answered, so it has what the request was about."""
+        """Record that a client has answered: it holds the weights of the request."""
         rounds = self._held.setdefault(client, {})
         tokens = {value.token for value in request.values.values() if isinstance(value, Weights)}
         rounds.setdefault(request.round, set()).update(tokens)
@@ -96,7 +96,7 @@ class Holdings:
 
 @dataclass(frozen=True)
 class Outgoing:
-    """A request's values, to be sent to one client after another."""
+    """The values of a request, which are sent to one client after another."""
 
     holdings: Holdings
     arrays: Mapping[str, Any]
@@ -105,7 +105,7 @@ class Outgoing:
     def parcel(
         self, header: dict[str, Any], client: int, *, everything: bool = False, weights: bool = False
     ) -> Parcel:
-        """What this client must be sent; with `weights` the model goes along in any case."""
+        """Return what this client must be sent; with `weights` the model is always in it."""
         held = set() if everything else self.holdings.held(client)
         here = held | {e["token"] for e in self.entries.values() if "token" in e and not e["recipe"]}
         needed = set()

@@ -1,4 +1,4 @@
-"""Who is who: which node is which client, and what each of them has."""
+"""Keep the roster: which node is which client, and what its data is."""
 
 import math
 import time
@@ -6,39 +6,39 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from fedcsd.deploy.server.checks import shown
-from fedcsd.deploy.server.post import Post
+from fedcsd.deploy.server.transport import Transport
 from fedcsd.deploy.wire import Malformed, Parcel
 from fedcsd.errors import RunStopped, note
 
-TELL = 30.0  # seconds after which it is said again who is waited for
+TELL = 30.0  # seconds between lines about the nodes that are waited for
 
 Admit = Callable[[Mapping[str, Any]], int | None]
-"""Which client a node is by what it says of itself, None for not yet known; Malformed if it cannot be one."""
+"""From a node's facts to its client, or None while that is open; raises Malformed for a node that cannot take part."""
 
 
 class Roster:
-    """Greets nodes that are new, and knows the others by what they answered."""
+    """Greets new nodes, and knows the others by their answers."""
 
-    def __init__(self, post: Post, hello: Mapping[str, Any], admit: Admit):
-        self.post, self.hello, self.admit = post, dict(hello), admit
-        self.nodes: dict[int, int] = {}  # of each client
+    def __init__(self, transport: Transport, hello: Mapping[str, Any], admit: Admit):
+        self.transport, self.hello, self.admit = transport, dict(hello), admit
+        self.nodes: dict[int, int] = {}  # by client
         self.about: dict[int, dict[str, Any]] = {}  # by node
         self.refused: dict[int, str] = {}  # by node
         self._greeted: dict[str, int] = {}
 
     def refresh(self) -> None:
-        """Greet who is new and read who has answered."""
-        online = self.post.online()
+        """Greet new nodes and read the answers of those that were greeted."""
+        online = self.transport.online()
         waiting = set(self._greeted.values())
-        # One that went away may come back put right.
+        # A node that went away may come back corrected.
         self.refused = {node: why for node, why in self.refused.items() if node in online}
-        if not self.nodes and self.about.keys() - online:  # nobody is appointed yet: a name is free again
+        if not self.nodes and self.about.keys() - online:  # no client has a node yet: a name is free again
             self.about = {node: about for node, about in self.about.items() if node in online}
             self.refused = {}
         for node in sorted(online - self.about.keys() - self.refused.keys() - waiting):
-            if message := self.post.send(node, Parcel({"kind": "join", **self.hello}), "query", "join"):
+            if message := self.transport.send(node, Parcel({"kind": "join", **self.hello}), "query", "join"):
                 self._greeted[message] = node
-        for arrival in self.post.collect(self._greeted):
+        for arrival in self.transport.collect(self._greeted):
             node = self._greeted.pop(arrival.message)
             if arrival.gone:
                 continue
@@ -67,7 +67,7 @@ class Roster:
             self.nodes[client] = node
 
     def wait(self, there: Callable[[], Collection[object]], wanted: int, what: str, timeout: float) -> None:
-        """Until so many are there; who is, is said when it changes and every half a minute."""
+        """Wait for so many nodes; print who is there when that changes, and every half a minute."""
         until, told, last = time.monotonic() + (timeout or math.inf), -math.inf, ""
         while len(there()) < wanted:
             self.refresh()
@@ -81,18 +81,19 @@ class Roster:
                 told, last = time.monotonic(), text
             time.sleep(0.5)
 
-    def appoint(self, admit: Admit) -> None:
-        """Give every node that is known its client, now that it can be told."""
+    def assign(self, admit: Admit) -> None:
+        """Give every known node its client."""
         self.admit, known = admit, self.about
         self.about = {}
         for node, about in known.items():
             self._know(node, about, set())
 
     def node(self, client: int) -> int | None:
-        """The node of a client, if it is there."""
+        """Return the node of a client, or None if it is offline."""
         node = self.nodes.get(client)
-        return node if node in self.post.online() else None
+        return node if node in self.transport.online() else None
 
     def name(self, client: int) -> str:
+        """Return the name of a client's node."""
         node = self.nodes.get(client)
         return shown(self.about[node]["name"]) if node in self.about else str(client)

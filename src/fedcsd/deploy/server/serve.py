@@ -1,4 +1,4 @@
-"""The server part of the Flower app: the ordinary round loop, with clients that are nodes."""
+"""Run the round loop in Flower's server process, with nodes as clients: the server part of the app."""
 
 import json
 import os
@@ -19,9 +19,9 @@ from fedcsd.deploy.processes import end_with_launcher
 from fedcsd.deploy.server import sites
 from fedcsd.deploy.server.backend import FlowerBackend
 from fedcsd.deploy.server.checks import shown
-from fedcsd.deploy.server.post import Post
 from fedcsd.deploy.server.remote import NodeStates
 from fedcsd.deploy.server.roster import Roster
+from fedcsd.deploy.server.transport import Transport
 from fedcsd.deploy.settings import Deployment, deployment_of
 from fedcsd.deploy.wire import Malformed
 from fedcsd.errors import UserError, show_notes
@@ -35,7 +35,7 @@ from fedcsd.federation.evaluation import Record
 from fedcsd.federation.setup import Setup
 from fedcsd.files import write_whole
 
-OFTEN = 0.2  # seconds between replies that are told at least
+OFTEN = 0.2  # least seconds between replies that the status file shows
 
 app = ServerApp()
 
@@ -43,7 +43,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     config = {key: value for key, value in context.run_config.items() if value != ""}
-    status = Status(str(config.get("status", "")))
+    status = StatusFile(str(config.get("status", "")))
     end_with_launcher()
     show_notes()
     try:
@@ -54,8 +54,8 @@ def main(grid: Grid, context: Context) -> None:
     status.write(finished=True)
 
 
-class Status:
-    """A file in which whoever started the app finds how it does; without a path there is none."""
+class StatusFile:
+    """Write the app's status for the process that started it; without a path nothing is written."""
 
     def __init__(self, path: str):
         self.path = Path(path) if path else None
@@ -66,10 +66,10 @@ class Status:
             write_whole(self.path, json.dumps({"pid": os.getpid(), **facts}).encode())
 
 
-class Log(Callbacks):
-    """A line a round, for Flower's own log; replies go to the status."""
+class RoundLog(Callbacks):
+    """Print a line for each round to Flower's own log, and put replies into the status file."""
 
-    def __init__(self, status: Status):
+    def __init__(self, status: StatusFile):
         self.status, self.written = status, 0.0
 
     def reply(self, function: str, done: int, clients: int) -> None:
@@ -85,7 +85,7 @@ class Log(Callbacks):
 
 @dataclass
 class Session:
-    """What one start of the server part needs."""
+    """Read the app's config for one start of the server part."""
 
     grid: Grid
     config: Mapping[str, Any]
@@ -104,7 +104,7 @@ class Session:
             kept = RunDirectory.open(self.out).config.get("deploy", {})
             self.run, self.mode = str(kept.get("run", self.run)), str(kept.get("mode", self.mode))
         norm = self.deployment.clipping_norm
-        self.post = Post(self.grid, alone=self.deployment.mods or norm > 0, clipping_norm=norm)
+        self.transport = Transport(self.grid, alone=self.deployment.mods or norm > 0, clipping_norm=norm)
 
     @property
     def hello(self) -> dict[str, Any]:
@@ -116,8 +116,8 @@ class Session:
         return {**asdict(self.deployment), "mode": self.mode, "run": self.run, "again": again}
 
 
-def serve(grid: Grid, config: Mapping[str, Any], status: Status | None = None) -> jobs.Run:
-    """A run over Flower from begin to end, in a run directory like any other."""
+def serve(grid: Grid, config: Mapping[str, Any], status: StatusFile | None = None) -> jobs.Run:
+    """Train a run over Flower, in a run's folder like any other."""
     session = Session(grid, config)
     job, roster = (sites.begin if session.mode == "sites" else begin)(session)
     if job is None:
@@ -127,23 +127,23 @@ def serve(grid: Grid, config: Mapping[str, Any], status: Status | None = None) -
     def nodes(experiment: Setup, run: Path | None) -> Iterator[tuple[FlowerBackend, NodeStates]]:
         states = NodeStates()
         with one_thread():
-            yield FlowerBackend(experiment, session.deployment, session.post, roster, states), states
+            yield FlowerBackend(experiment, session.deployment, session.transport, roster, states), states
 
     roster.wait(
         lambda: roster.nodes, len(job.experiment.parts), "nodes", float(config.get("join_timeout", 0))
     )
-    return jobs.train(job, Log(status or Status("")), nodes)
+    return jobs.train(job, RoundLog(status or StatusFile("")), nodes)
 
 
 def begin(session: Session) -> tuple[jobs.Job | None, Roster]:
-    """A run whose data every node can load, and takes its part of: the partition of a simulation."""
+    """Start or continue a run whose data every node can load: each takes its part of the partition."""
     if session.resume:
         job = continued(session.out, changes={"rounds": session.values.get("rounds")}, deployed=True)
     else:
         overwrite = bool(session.config.get("overwrite", False))
         job = jobs.begin(session.values, out=session.out, overwrite=overwrite, deploy=session.facts)
     if job is None:
-        return None, Roster(session.post, {}, lambda _: None)
+        return None, Roster(session.transport, {}, lambda _: None)
     experiment = job.experiment
 
     def admit(about: Mapping[str, Any]) -> int:
@@ -161,14 +161,16 @@ def begin(session: Session) -> tuple[jobs.Job | None, Roster]:
         return client
 
     hello = {**session.hello, "config": config_of(experiment)}
-    return job, Roster(session.post, hello, admit)
+    return job, Roster(session.transport, hello, admit)
 
 
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of training in the app's run config: `experiment` holds any as JSON, keys of their own go
-    over it, and `set` over those."""
+    """Return the settings of training in the app's run config.
+
+    `experiment` holds settings as JSON; keys of their own replace them, and `set` replaces those.
+    """
     values = {key: value for key, value in config.items() if key in DEFAULTS}
-    # One client in trouble must not end everybody's run, unless that is asked for.
+    # By default one client that diverges does not end the run of all.
     whole = {"on_divergence": "skip"} | json.loads(str(config.get("experiment") or "{}"))
     return merge(COMPONENTS, whole, values, parse_assignments(str(config.get("set", "")).split(), "set"))
 

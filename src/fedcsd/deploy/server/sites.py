@@ -1,4 +1,4 @@
-"""A run over sites that each have data of their own, which the server never sees."""
+"""Start a run over sites that each have their own data, which the server never sees."""
 
 import json
 import math
@@ -27,15 +27,15 @@ from fedcsd.experiments.run_folder import RunDirectory
 if TYPE_CHECKING:
     from fedcsd.deploy.server.serve import Session
 
-MOST = 10_000_000  # samples that a site may say it has
+MOST = 10_000_000  # samples of a site
 KINDS = {"torch.uint8": torch.uint8, "torch.float32": torch.float32}
 
 
 def begin(session: "Session") -> tuple[jobs.Job | None, Roster]:
-    """Ask the sites what they have, agree on what must be the same for all, and start or go on."""
+    """Ask the sites about their data, agree on what must be the same for all, and start or continue the run."""
     options = parse_assignments(str(session.config.get("data_options", "")).split(), "data_options")
     hello = {**session.hello, "config": {"data_options": options}}
-    roster = Roster(session.post, hello, _checked)
+    roster = Roster(session.transport, hello, _checked)
     if session.resume:
         agreed = RunDirectory.open(session.out).config["deploy"]["agreed"]
         values, given = with_sites(session.values, agreed)
@@ -59,7 +59,7 @@ def begin(session: "Session") -> tuple[jobs.Job | None, Roster]:
         "data_options": options,
         "agreed": {key: agreed[key] for key in ("shape", "classes", "mean", "std") if key in agreed},
     }
-    roster.appoint(lambda about: _numbered(about, agreed))
+    roster.assign(lambda about: _numbered(about, agreed))
     return job, roster
 
 
@@ -89,7 +89,7 @@ def _numbered(about: Mapping[str, Any], agreed: Mapping[str, Any]) -> int:
 
 
 def agree(session: "Session", roster: Roster) -> dict[str, Any]:
-    """Wait for the sites and find what holds for all: classes, image shape, the pixels' mean and deviation."""
+    """Wait for the sites; return what holds for all: classes, image shape, mean and deviation of pixels."""
     wanted = int(session.values.get("clients", 0))
     if not wanted:
         raise UserError("say how many sites there are: clients=… in the app's config")
@@ -113,7 +113,7 @@ def agree(session: "Session", roster: Roster) -> dict[str, Any]:
 
 
 def pooled(sites: list[dict[str, Any]]) -> dict[str, list[float]]:
-    """Mean and deviation of the pixels of all sites together, by channel."""
+    """Return mean and deviation of the pixels of all sites together, by channel."""
     shares = np.array([about["samples"] for about in sites], dtype=np.float64)
     shares /= shares.sum()
     means, deviations = (np.array([about[key] for about in sites]) for key in ("mean", "std"))
@@ -123,7 +123,7 @@ def pooled(sites: list[dict[str, Any]]) -> dict[str, list[float]]:
 
 
 def with_sites(values: Mapping[str, Any], agreed: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings and objects of an experiment whose data is elsewhere: only its size and kind are here."""
+    """Return settings and objects of an experiment whose data is at the sites: only size and kind are here."""
     total = sum(agreed["samples"])
     x = torch.zeros((1, *agreed["shape"]), dtype=KINDS[agreed["dtype"]])
     none = torch.empty(0, dtype=torch.int64)

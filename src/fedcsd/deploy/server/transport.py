@@ -1,4 +1,4 @@
-"""Sending and receiving over Flower's grid: parcels, whom they go to, and how many bytes that takes."""
+"""Send parcels to nodes and receive their answers over Flower's grid, and count the bytes."""
 
 import time
 from collections.abc import Iterable, Iterator
@@ -13,26 +13,26 @@ if TYPE_CHECKING:
     from flwr.app import Message
     from flwr.serverapp import Grid
 
-TOGETHER = 8  # replies that are in memory at once before they are looked at
-LOOK = 1.0  # seconds for which it is taken as known who is there
+TOGETHER = 8  # replies that are in memory at once before they are checked
+LOOK = 1.0  # seconds between questions for the nodes that are online
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """What came back for a message: a parcel, or why there is none."""
+    """The answer to a message is a parcel, or the reason why there is none."""
 
     message: str
     parcel: Parcel | None = None
     wrong: str = ""
-    """the content is not what it should be"""
+    """why the content cannot be used"""
     failed: str = ""
-    """the node could not answer"""
+    """why the node could not answer"""
     gone: bool = False
-    """the node, or the message, was lost on the way: it may be sent again"""
+    """the node or the message was lost; it may be sent again"""
 
 
-class Post:
-    """A grid, with the bytes of all that passes."""
+class Transport:
+    """Sends and receives over a grid, and counts the bytes."""
 
     def __init__(self, grid: "Grid", *, alone: bool = False, clipping_norm: float = 0.0):
         self.grid, self.alone, self.clipping_norm = grid, alone, clipping_norm
@@ -40,13 +40,13 @@ class Post:
         self._online: tuple[float, set[int]] = (0.0, set())
 
     def online(self) -> set[int]:
-        """The nodes that are there."""
+        """Return the nodes that are online."""
         if time.monotonic() - self._online[0] > LOOK:
             self._online = time.monotonic(), set(self._safely(self.grid.get_node_ids))
         return self._online[1]
 
     def send(self, node: int, parcel: Parcel, kind: str, group: str) -> str:
-        """Send a parcel on its way; gives the id by which its answer is known, "" if it was not taken."""
+        """Send a parcel; return the id of the message, or "" if it was not taken."""
         from flwr.app import Message
 
         alone = self.alone and kind == "train"
@@ -57,7 +57,7 @@ class Post:
         return str(sent[0]) if sent and sent[0] else ""
 
     def collect(self, messages: Iterable[str]) -> Iterator[Arrival]:
-        """The answers that are there by now."""
+        """Yield the answers that have arrived."""
         wanted = iter(list(messages))
         while some := list(islice(wanted, TOGETHER)):
             try:
@@ -70,7 +70,7 @@ class Post:
                 yield self._arrival(arrived.pop())
 
     def _one(self, message: str) -> Iterator[Arrival]:
-        """As `collect`, where one of several answers cannot even be read."""
+        """Collect one answer, after several at once could not be read."""
         try:
             for arrived in self.grid.pull_messages([message]):
                 yield self._arrival(arrived)
