@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcsd.data.dataset import Dataset, Groups
-from fedcsd.data.matching import FEWEST, Alike
+from fedcsd.data.matching import FEWEST, MatchingTests
 from fedcsd.experiments.experiment import Experiment
 from fedcsd.federation.rounds import Federation
 from fedcsd.methods.fedavg import FedAvg
@@ -22,7 +22,7 @@ def data(train: list[int], test: list[int], classes: int = 3) -> Dataset:
 
 def test_a_client_is_tested_on_its_classes_in_its_proportions() -> None:
     # 3 of class 0 and 1 of class 2; the test data has 40 of each. 2 · 120 / 4 = 60 images a client.
-    alike = Alike(data([0, 0, 0, 2, 1, 1], [0, 1, 2] * 40), clients=4)
+    alike = MatchingTests(data([0, 0, 0, 2, 1, 1], [0, 1, 2] * 40), clients=4)
     rows, shares = alike.rows(0, np.arange(4))
     kinds = rows % 3
     assert set(kinds) == {0, 2}
@@ -33,7 +33,7 @@ def test_a_client_is_tested_on_its_classes_in_its_proportions() -> None:
 
 
 def test_classes_without_test_images_are_left_out_and_none_at_all_is_nothing() -> None:
-    alike = Alike(data([0, 0, 1, 2], [0, 0, 1]), clients=1)
+    alike = MatchingTests(data([0, 0, 1, 2], [0, 0, 1]), clients=1)
     rows, shares = alike.rows(0, np.array([0, 1, 2, 3]))
     assert sorted(rows) == [0, 1, 2]
     assert np.isclose(shares[np.asarray(rows) == 2], 1 / 3)
@@ -43,7 +43,7 @@ def test_classes_without_test_images_are_left_out_and_none_at_all_is_nothing() -
 def test_domains_are_kept_apart() -> None:
     both = data([0, 0, 1, 1], [0, 0, 1, 1], classes=2)
     domains = torch.tensor([0, 1, 0, 1])
-    alike = Alike(replace(both, groups=Groups(["photo", "sketch"], domains, domains)), clients=2)
+    alike = MatchingTests(replace(both, groups=Groups(["photo", "sketch"], domains, domains)), clients=2)
     assert alike.rows(0, np.array([0, 2]))[0].tolist() == [0, 2]
     assert alike.rows(1, np.array([1, 3]))[0].tolist() == [1, 3]
 
@@ -57,7 +57,7 @@ def test_domains_are_kept_apart() -> None:
 def test_rows_are_different_and_count_one_in_all(
     train: list[int], test: list[int], client: int, clients: int
 ) -> None:
-    rows, shares = Alike(data(train, test, 4), clients).rows(client, np.arange(len(train)))
+    rows, shares = MatchingTests(data(train, test, 4), clients).rows(client, np.arange(len(train)))
     assert len(set(rows.tolist())) == len(rows)
     if set(train) & set(test):
         assert np.isclose(shares.sum(), 1)

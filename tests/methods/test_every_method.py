@@ -10,7 +10,7 @@ import torch
 
 import fedcsd
 from fedcsd.config.options import describe
-from fedcsd.data.matching import Alike
+from fedcsd.data.matching import MatchingTests
 from fedcsd.experiments.experiment import Experiment
 from fedcsd.federation.cohort import cohort
 from fedcsd.federation.rounds import Federation
@@ -336,7 +336,7 @@ def accuracy(experiment: Experiment, weights: Weights, client: int) -> float:
         )
     if experiment.held:
         return float(train[experiment.held[client]].mean())
-    rows, shares = Alike(data, len(experiment.parts)).rows(client, experiment.parts[client])
+    rows, shares = MatchingTests(data, len(experiment.parts)).rows(client, experiment.parts[client])
     return float((test[rows] * shares).sum())
 
 

@@ -1,4 +1,7 @@
-"""Data: where the bytes come from (sources), what training sees (dataset, augment), who holds what (partition)."""
+"""Load data sets (sources), hold and augment them (dataset, augment), and partition them among clients.
+
+Models and training do not belong here.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +15,7 @@ __all__ = ["SOURCES", "Dataset", "Groups", "load", "partitions", "source", "spli
 
 
 def load(data: Any, options: Mapping[str, Any] | None = None, folder: Path | None = None) -> Dataset:
-    """A data set from a name, a path or what a notebook has. `folder` holds named data sets."""
+    """Return a data set from a name, a path or objects of a notebook. `folder` holds named data sets."""
     if isinstance(data, (str, Path)):
         return load_source(str(data), options or {}, folder)
     return from_python(data)

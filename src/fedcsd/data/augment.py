@@ -1,8 +1,8 @@
-"""Images shifted, mirrored and turned at random, a whole batch at a time.
+"""Shift, mirror and rotate images at random, a whole batch at a time.
 
-Crop, flip and rotation only say where each pixel comes from, so together they are one look-up. What
-is random comes in as numbers: the change itself is a pure function of (images, numbers), on the
-device they are on, without a loop over samples and without waiting for the device.
+Crop, flip and rotation only determine the source of each pixel, so together they are one look-up.
+Random numbers are an argument: the change is a pure function of (images, numbers) on their device,
+without a loop over samples and without waiting for the device.
 """
 
 import math
@@ -17,15 +17,17 @@ from fedcsd.errors import UserError
 
 @dataclass(frozen=True)
 class Augmentation:
-    """Crop, then flip, then rotate, as RandomCrop, RandomHorizontalFlip and RandomRotation of
-    torchvision do: on the raw images, before they are standardised."""
+    """Crop, then flip, then rotate the raw images, before they are standardised.
+
+    RandomCrop, RandomHorizontalFlip and RandomRotation of torchvision do the same.
+    """
 
     crop: int = 0
-    """pad by so many pixels of zeros and cut the old size out again, anywhere with equal chance"""
+    """pixels of zeros to pad with before the old size is cut out at random"""
     flip: bool = False
-    """swap left and right, for half of the images"""
+    """swap left and right in half of the images"""
     rotate: float = 0.0
-    """turn about the centre by up to so many degrees either way; nearest pixel, zeros outside"""
+    """most degrees of a rotation about the centre; nearest pixel, zeros outside"""
 
     def __post_init__(self) -> None:
         if self.crop < 0 or not 0 <= self.rotate < math.inf:
@@ -33,34 +35,33 @@ class Augmentation:
 
     @property
     def active(self) -> bool:
-        """Whether it changes anything."""
+        """Tell if it changes anything."""
         return bool(self.crop or self.flip or self.rotate)
 
     def draw(self, batch: int, generator: torch.Generator) -> Tensor:
-        """What is random for a batch: [batch, 4] float32, uniform in [0, 1), on the CPU.
+        """Draw the random numbers of a batch: [batch, 4] float32, uniform in [0, 1), on the CPU.
 
-        The columns stand for the crop's row, the crop's column, the flip (below 1/2: yes) and the
-        angle (from −rotate to +rotate). All four are always drawn, so that the others stay the same
-        when one of the three is switched off.
+        The columns are the crop's row, the crop's column, the flip (below 1/2: yes) and the angle
+        (from −rotate to +rotate). All four are always drawn, so that switching one off leaves the
+        others as they are.
         """
         return torch.rand(batch, 4, generator=generator, dtype=torch.float32, device="cpu")
 
     def __call__(self, images: Tensor, numbers: Tensor) -> Tensor:
-        """Images [B, C, H, W] of any type, changed as the numbers [B, 4] say; both on one device."""
+        """Change images [B, C, H, W] of any type by the numbers [B, 4]; both are on one device."""
         if not self.active:
             return images
         sources = self._sources(numbers, *images.shape[2:]).unsqueeze(1).expand(-1, images.shape[1], -1)
         return F.pad(images.flatten(2), (0, 1)).gather(2, sources).view(images.shape)
 
     def _sources(self, numbers: Tensor, height: int, width: int) -> Tensor:
-        """Where each pixel comes from, [B, H·W]: a place in the flattened image, or H·W, which is the
-        zero put after it.
+        """Return the source of each pixel [B, H·W]: an index into the flattened image, or H·W for zero.
 
-        The way is back from the result: unrotate, unflip, uncrop. What there is one of a sample is
-        computed in float64: sines and cosines differ between devices only beyond what float32 can
-        hold, and errors such as cos 90° = 6·10⁻¹⁷ are lost in it. The coordinates are float32, by
-        separate products and sums, which every device rounds alike; they become whole by
-        ⌊x + 1/2⌋. So the CPU and a GPU choose the same pixels, and quarter turns are exact.
+        It goes back from the result: unrotate, unflip, uncrop. Numbers of a sample are computed in
+        float64, so that sines and cosines of different devices agree after rounding to float32, and
+        cos 90° is 0. Coordinates are float32, by separate products and sums, which every device rounds
+        alike, and become whole by ⌊x + 1/2⌋. So the CPU and a GPU choose the same pixels, and
+        quarter turns are exact.
         """
         vertical, horizontal, mirror, turn = numbers.double()[:, :, None, None].unbind(1)
         row = torch.arange(height, dtype=torch.float32, device=numbers.device).view(-1, 1)
@@ -84,7 +85,7 @@ class Augmentation:
 
 
 def _outside(position: Tensor, shift: Tensor, size: int) -> Tensor:
-    """Whether `position` or `position + shift` lies outside 0 to `size` − 1."""
+    """Tell if `position` or `position + shift` lies outside 0 to `size` − 1."""
     least, most = (-shift).clamp(min=0), size - 1 - shift.clamp(min=0)
     return (position < least.float()) | (position > most.float())
 

@@ -1,4 +1,4 @@
-"""Decoded data on disk: one safetensors file per data set, memory-mapped, keyed by what it was made from."""
+"""Keep decoded data on disk: one memory-mapped safetensors file a data set, named by a digest of its sources."""
 
 import json
 import time
@@ -16,13 +16,13 @@ from fedcsd.data.dataset import Dataset
 from fedcsd.files import cache_folder, check_writable, write_whole, writing
 
 WRITABLE = "set FEDCSD_CACHE to a folder that can be written"
-VERSION = 1  # of the decoding: a change of it makes every cached file anew
+VERSION = 1  # of the decoding; another number makes every cached file anew
 
 
 def content_key(files: Iterable[Path], options: Mapping[str, Any]) -> str:
-    """A name for these bytes decoded with these options.
+    """Return a digest of these files and the options of their decoding.
 
-    Hashing is remembered by path, size and time of change, so that a second start need not read the files.
+    Digests of files are kept by path, size and time of change, so that a second start does not read the files.
     """
     memory = cache_folder() / "hashes.json"
     known: dict[str, str] = {}
@@ -51,9 +51,9 @@ def _hash(path: Path) -> str:
 
 
 def cached(name: str, key: str, make: Callable[[], Dataset]) -> Dataset:
-    """The data set that `make` decodes, from the cache if it is there.
+    """Return the data set that `make` decodes, from the cache if it is there.
 
-    Two runs that start together may both decode; the file appears whole, by renaming, and both are right.
+    Two runs that start together may both decode; each writes the whole file, and both are right.
     """
     path = cache_folder() / f"{name}-{key}.safetensors"
     with suppress(OSError, SafetensorError, KeyError, ValueError):
@@ -74,7 +74,7 @@ def cached(name: str, key: str, make: Callable[[], Dataset]) -> Dataset:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove what processes that were killed left behind."""
+    """Remove temporary files that killed processes left."""
     for left in folder.glob(".*.tmp"):
         with suppress(OSError):
             if time.time() - left.stat().st_mtime > 3600:

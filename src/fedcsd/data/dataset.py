@@ -1,4 +1,4 @@
-"""A data set in memory: images as they were given, turned into numbers for a model batch by batch."""
+"""Hold a data set in memory as it was given, and turn it into a model's input batch by batch."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -16,31 +16,30 @@ from fedcsd.errors import UserError, note
 
 Array = np.ndarray[Any, Any]
 ARRAYS = ("x_train", "y_train", "x_test", "y_test")
-FAR = 30
-"""Standardised input hardly reaches so far from 0."""
+FAR = 30  # standardised input rarely has larger values
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Who or where each sample is from: a writer, a hospital, a domain."""
+    """The group that each sample is from: a writer, a hospital, a domain."""
 
     names: list[str]
     train: Tensor
-    """[N] numbers of names"""
+    """[N] index into names"""
     test: Tensor | None = None
-    """[M], where it is known"""
+    """[M], if it is known"""
     array: str = ""
-    """its name in someone's own .npz file"""
+    """its name in a user's .npz file"""
 
 
 def numbered(values: Sequence[str]) -> tuple[list[str], Array]:
-    """The different names in alphabetical order, and the number of each value among them."""
+    """Return the different names in alphabetical order, and the index of each value among them."""
     names, numbers = np.unique(np.asarray(values), return_inverse=True)
     return [str(n) for n in names], numbers.astype(np.int64)
 
 
 def group(split: dict[str, list[str]]) -> Groups:
-    """The groups of training samples, and of test samples where they are given, by name."""
+    """Return the groups of training samples, and of test samples if they are given, from their names."""
     names, numbers = numbered([*split["train"], *split.get("test", [])])
     train, test = np.split(numbers, [len(split["train"])])
     return Groups(names, torch.from_numpy(train), torch.from_numpy(test) if len(test) else None)
@@ -48,8 +47,10 @@ def group(split: dict[str, list[str]]) -> Groups:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Training and test data. uint8 images stay uint8 and are scaled and shifted per channel when
-    used; floating-point data is used as it is given."""
+    """Hold training and test data. uint8 images stay uint8 and are standardised per channel for each batch.
+
+    Floating-point data is used as it is.
+    """
 
     name: str
     x_train: Tensor
@@ -87,12 +88,23 @@ class Dataset:
         test: float = 0.2,
         key: str = "",
     ) -> "Dataset":
-        """A data set from arrays, checked. uint8 images are standardised per channel with the
-        training data's mean and deviation; `largest` is their largest possible value. Without test
-        data a seeded share `test` of the training data is set aside, and its groups with it; a class
-        that would be in it alone keeps a sample to train on, unless `classes` says how many there are."""
+        """Check arrays and make a data set of them.
+
+        uint8 images are standardised per channel with the training data's mean and deviation.
+
+        Args:
+            x_train, y_train: images [N, H, W], [N, C, H, W], [N, H, W, C] or tables [N, D], and labels [N]
+            x_test, y_test: the same for test data; without them a seeded share of the training data is set aside
+            name: name of the data, for errors
+            classes: number of classes, if the data need not have them all; without it each class keeps a sample
+                to train on
+            largest: largest possible value of uint8 images
+            groups: the group of each sample
+            test: share that is set aside
+            key: digest of the files that the data comes from
+        """
         x_train, y_train = _images(x_train, "x_train"), _labels(y_train, "y_train")
-        _check(name, x_train, y_train, "train")
+        _check_length(name, x_train, y_train, "train")
         if x_test is None and y_test is None:
             here, there = _set_aside(name, y_train, test, every_class=classes is None)
             if groups:
@@ -100,7 +112,7 @@ class Dataset:
             x_train, y_train, x_test, y_test = x_train[here], y_train[here], x_train[there], y_train[there]
         else:
             x_test, y_test = _images(x_test, "x_test"), _labels(y_test, "y_test")
-        _check(name, x_test, y_test, "test")
+        _check_length(name, x_test, y_test, "test")
         _check_alike(name, x_train, x_test)
         found, least = int(max(y_train.max(), y_test.max())) + 1, int(min(y_train.min(), y_test.min()))
         given = classes is not None
@@ -123,7 +135,7 @@ class Dataset:
 
     @classmethod
     def stored(cls, tensors: dict[str, Tensor], facts: dict[str, Any], *, name: str, key: str) -> "Dataset":
-        """A data set as `store` left it; its tensors may be memory-mapped and are not read here."""
+        """Return a data set from the result of `store`, without reading memory-mapped tensors."""
         names, train = facts.get("groups"), tensors.get("groups_train")
         groups = Groups(names, train, tensors.get("groups_test")) if names and train is not None else None
         a, b, c, d = (tensors[name] for name in ARRAYS)
@@ -131,7 +143,7 @@ class Dataset:
         return data.normalised(facts["mean"], facts["std"])
 
     def store(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and facts for the cache: all that `stored` needs."""
+        """Return tensors and facts for the cache, from which `stored` makes the data set."""
         tensors = {name: getattr(self, name) for name in ARRAYS}
         facts: dict[str, Any] = {"classes": self.classes, **self.normalisation}
         if self.groups:
@@ -141,20 +153,20 @@ class Dataset:
         return {n: t.contiguous() for n, t in tensors.items()}, facts
 
     def normalised(self, mean: Sequence[float], std: Sequence[float]) -> "Dataset":
-        """The same images, to be normalised with a given mean and deviation of pixels from 0 to 1."""
+        """Return the same images, standardised with a given mean and deviation of pixels from 0 to 1."""
         m, s = (torch.tensor(v, dtype=torch.float64).reshape(-1, 1, 1) for v in (mean, std))
         return replace(self, scale=(1 / (255 * s)).float(), shift=(-m / s).float())
 
     @property
     def normalisation(self) -> dict[str, list[float]]:
-        """The mean and deviation that `normalised` takes; nothing for data that is used as it is."""
+        """Return the mean and deviation for `normalised`; nothing for data that is used as it is."""
         if self.scale is None or self.shift is None:
             return {}
         std = 1 / (255 * self.scale.double())
         return {"mean": (-self.shift * std).flatten().tolist(), "std": std.flatten().tolist()}
 
     def smaller(self, size: int, random: np.random.Generator) -> "Dataset":
-        """A random part of the training data."""
+        """Return a data set with a random part of the training data."""
         if size > len(self.y_train):
             raise UserError(
                 f"--train-size {size} is more than the {len(self.y_train)} training samples of {self.name}"
@@ -165,36 +177,36 @@ class Dataset:
         return replace(self, x_train=self.x_train[rows], y_train=self.y_train[rows], groups=groups, key=key)
 
     def to(self, device: torch.device) -> "Dataset":
-        """The same data on a device."""
+        """Return the same data on a device."""
         names = (*ARRAYS, "scale", "shift")
         there = {name: t.to(device) for name in names if (t := getattr(self, name)) is not None}
         return replace(self, **there)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one image: (channels, height, width)."""
+        """Return the shape of one image: (channels, height, width)."""
         return tuple(self.x_train.shape[1:])
 
     def images(self, x: Tensor) -> Tensor:
-        """Rows of `x_train` or `x_test`, augmented or not, as a model sees them."""
+        """Turn rows of `x_train` or `x_test`, augmented or not, into a model's input."""
         if self.scale is None or self.shift is None:
             return x
         return torch.addcmul(self.shift, x.float(), self.scale)
 
     @cached_property
     def table(self) -> Tensor | None:
-        """What each of the 256 values becomes, by channel [C, 256]; None for data that is used as it is."""
+        """Return the input for each of the 256 values, by channel [C, 256]; None for data that is used as it is."""
         if self.scale is None or self.shift is None:
             return None
         values = torch.arange(256, device=self.scale.device).float()
         return torch.addcmul(self.shift.reshape(-1, 1), values, self.scale.reshape(-1, 1)).contiguous()
 
     def example(self) -> Tensor:
-        """Two images, to try a model on."""
+        """Return two images, to try a model on."""
         return self.images(self.x_train[:1]).repeat(2, *[1] * (self.x_train.ndim - 1))
 
     def fingerprint(self) -> str:
-        """Tells data apart: a run is only resumed with the data it began with."""
+        """Return a digest of the data; a run only resumes with the same."""
         if self.key:
             return self.key
         digest = blake2b(digest_size=16)
@@ -205,7 +217,7 @@ class Dataset:
 
 
 def from_python(data: Any) -> Dataset:
-    """A data set from what a notebook has: a Dataset, arrays by name or in order, or two torch data sets."""
+    """Return a data set from objects: a Dataset, arrays by name or in order, or two torch data sets."""
     if isinstance(data, Dataset):
         return data
     if isinstance(data, dict):
@@ -224,12 +236,12 @@ def from_python(data: Any) -> Dataset:
 
 
 def _is_dataset(data: Any) -> bool:
-    """Whether samples may be taken from it one by one; an array or (x, y) is no data set."""
+    """Tell if samples can be taken one by one; an array or (x, y) is no data set."""
     return hasattr(data, "__getitem__") and not hasattr(data, "__array__") and not isinstance(data, tuple)
 
 
 def _columns(dataset: Any) -> tuple[Array, Array]:
-    """A torch Dataset of (image, label) as two arrays."""
+    """Return a torch Dataset of (image, label) as two arrays."""
     pairs = [dataset[i] for i in range(len(dataset))]
     try:
         return np.stack([np.asarray(x) for x, _ in pairs]), np.asarray([int(y) for _, y in pairs])
@@ -240,7 +252,7 @@ def _columns(dataset: Any) -> tuple[Array, Array]:
 
 
 def check_names(what: str, there: Iterable[str]) -> None:
-    """Arrays by name: x_train and y_train, and x_test and y_test or neither."""
+    """Refuse names of arrays without x_train and y_train, or with one of x_test and y_test."""
     names = [str(name) for name in there]
     needed = ARRAYS if {"x_test", "y_test"} & set(names) else ARRAYS[:2]
     if missing := [name for name in needed if name not in names]:
@@ -252,12 +264,13 @@ def check_names(what: str, there: Iterable[str]) -> None:
 
 
 def check_share(test: float) -> None:
+    """Refuse a share of test data that is not between 0 and 1."""
     if not 0 < test < 1:
         raise UserError(f"data.test must be between 0 and 1, not {test:g}")
 
 
 def _set_aside(name: str, y: Array, test: float, *, every_class: bool) -> tuple[Array, Array]:
-    """Rows to train on, of every class if so wished, and a seeded share of all to test on."""
+    """Return rows to train on, of every class if asked for, and a seeded share of all to test on."""
     check_share(test)
     order, cut = seeds.rng(0, "test split").permutation(len(y)), ceil(test * len(y))
     here, there = order[cut:], order[:cut]
@@ -274,7 +287,7 @@ def _set_aside(name: str, y: Array, test: float, *, every_class: bool) -> tuple[
     return np.sort(here), np.sort(there)
 
 
-def _check(name: str, x: Array, y: Array, part: str) -> None:
+def _check_length(name: str, x: Array, y: Array, part: str) -> None:
     if len(x) != len(y) or not len(x):
         raise UserError(
             f"{name}: x_{part} has {len(x)} samples and y_{part} {len(y)}; "
@@ -292,9 +305,9 @@ def _check_alike(name: str, x_train: Array, x_test: Array) -> None:
 def _images(given: Any, name: str) -> Array:
     x: Array = given.detach().cpu().numpy() if isinstance(given, Tensor) else np.asarray(given)
     if x.ndim == 3:
-        x = x[:, None]  # grey images without a channel
+        x = x[:, None]  # grey images
     elif x.ndim == 4 and x.shape[1] not in (1, 3) and (x.shape[3] in (1, 3) or x.shape[3] == 4 < x.shape[1]):
-        x = np.moveaxis(x, 3, 1)  # channels last, as image files have it
+        x = np.moveaxis(x, 3, 1)  # channels last
     if x.ndim not in (2, 4):
         raise UserError(
             f"{name} must be [N, H, W], [N, C, H, W], [N, H, W, C] or [N, D]; it is {list(x.shape)}"
@@ -340,7 +353,7 @@ def _labels(given: Any, name: str) -> Array:
 
 
 def _check_numbering(name: str, least: int, found: int, different: int) -> None:
-    """Classes count from 0 without great gaps; labels from 1, or ids, are a mistake that trains badly."""
+    """Refuse labels that count from 1, or that are ids: they train badly."""
     if least == 1:
         raise UserError(f"{name}: labels must count from 0; they go from 1 to {found - 1}: subtract 1")
     if found > 10 * different + 1000:
@@ -350,7 +363,7 @@ def _check_numbering(name: str, least: int, found: int, different: int) -> None:
 
 
 def tell_gaps(name: str, y_train: Array, y_test: Array, classes: int) -> None:
-    """Say how many classes no label names: labels that skip numbers may be meant so, or a mistake."""
+    """Tell the user the number of classes without samples: labels that skip numbers may be a mistake."""
     lacking = classes - len(np.unique(np.concatenate([y_train, y_test])))
     if lacking:
         have = "has" if lacking == 1 else "have"
@@ -360,7 +373,7 @@ def tell_gaps(name: str, y_train: Array, y_test: Array, classes: int) -> None:
 
 
 def _tell_range(name: str, x: Array) -> None:
-    """Say where floating-point training data is far from what trains well: often bytes that were cast."""
+    """Tell the user of large floating-point training data: often bytes that were cast."""
     least, most = (float(x.min()), float(x.max())) if x.dtype.kind == "f" and x.size else (0.0, 0.0)
     if max(-least, most) > FAR:
         cure = "give bytes (uint8), which are scaled and standardised, or divide by 255"
@@ -377,9 +390,9 @@ def _kind(x: Array) -> str:
 
 
 def _standardise(x: Array, largest: int) -> tuple[Tensor, Tensor]:
-    """Scale and shift that give each channel of the training data mean 0 and deviation 1."""
+    """Return scale and shift that give each channel of the training data mean 0 and deviation 1."""
     counts = np.zeros((x.shape[1] if x.ndim == 4 else 1, 256))
-    # From counts of the 256 values, some images at a time: exact, and without a larger copy of the data.
+    # Counts of the 256 values are exact and need no larger copy of the data.
     for some in np.array_split(x, -(-x.size // (1 << 24))):
         for c in range(len(counts)):
             counts[c] += np.bincount((some[:, c] if x.ndim == 4 else some).reshape(-1), minlength=256)

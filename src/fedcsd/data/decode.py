@@ -1,4 +1,4 @@
-"""Image files to one uint8 tensor, on all cores, with progress."""
+"""Decode image files into one uint8 tensor, on all cores, with progress."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ GREY = ("1", "L", "LA")
 
 
 class _Colour(Exception):
-    """A colour image among grey ones."""
+    """Stop the decoding as grey: an image has colour."""
 
 
 def decode(
@@ -32,10 +32,15 @@ def decode(
     title: str = "",
     grey: bool = True,
 ) -> Tensor:
-    """Images 0 to `count` − 1 as [N, C, H, W]; `read(i)` gives the bytes of one, `place(i)` says where it is from.
+    """Decode images 0 to `count` − 1 into [N, C, H, W]: grey if all of them are grey, else colour.
 
-    Grey if all images are and `grey` allows it, else colour. `size` scales all to size × size; without it they
-    must be of one size.
+    Args:
+        read: returns the bytes of an image
+        count: number of images
+        place: returns the place of an image, for errors
+        size: scales all images to size × size; without it they must be of one size
+        title: name of the data, for the progress bar
+        grey: allows a grey result
     """
     if size < 0:
         raise UserError(f"data.size must be at least 0, not {size}")
@@ -60,7 +65,7 @@ def decode(
 
     try:
         _all(some, count, title)
-    except _Colour:  # one of the later ones is: then all are read as colour
+    except _Colour:  # a later image has colour, so all are read again as colour
         return decode(read, count, place, size=size, title=title, grey=False)
     tensor = torch.from_numpy(pixels)
     return tensor[:, None] if mode == "L" else tensor.permute(0, 3, 1, 2).contiguous()
@@ -104,7 +109,7 @@ def _open(
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[int], Any]]:
-    """A bar with the time left on a terminal, one line elsewhere; on standard error, gone when it is done."""
+    """Show a bar with the time left on a terminal, or one line elsewhere, on standard error."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

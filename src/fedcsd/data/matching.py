@@ -1,6 +1,6 @@
-"""Test images like a client's own: of the classes it trains on, in the same proportions.
+"""Choose test images that match a client's training data: its classes, in the same proportions.
 
-Where the test data has domains (photographs and sketches, say), the images are of its domains too.
+If the test data has domains (photographs and sketches, for example), the images match its domains too.
 """
 
 import numpy as np
@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 from fedcsd.data.dataset import Dataset
 from fedcsd.data.partition import Rows
 
-DOMAINS = 20  # more groups than this are writers or devices, each with too few test images
+DOMAINS = 20  # more groups than this are writers or devices, with too few test images each
 FEWEST = 50  # images that a client is tested on, however many clients there are
 
 
-class Alike:
-    """Deals test images to clients by kind: a class, or a class of a domain.
+class MatchingTests:
+    """Deal test images to clients by kind: a class, or a class of a domain.
 
-    All clients together test on about twice as many images as there are, so that testing every
-    client costs about as much as testing one model twice.
+    All clients together get about twice the number of test images, so that testing every client
+    costs about as much as testing one model twice.
     """
 
     def __init__(self, data: Dataset, clients: int):
@@ -34,10 +34,10 @@ class Alike:
         self.of_kind = np.split(order, np.cumsum(self.counts)[:-1])
 
     def rows(self, client: int, rows: Rows) -> tuple[Rows, NDArray[np.float64]]:
-        """Test rows like the client's training rows, and what each counts for (in all 1).
+        """Return test rows that match a client's training rows, and their weights, which sum to 1.
 
-        A kind of few images counts as much as it does in training, whatever the rounding; one without
-        test images is left out. Empty if no test image is like the client's.
+        A kind weighs as much as in training, whatever the rounding; a kind without test images is left out.
+        Both are empty if no test image matches.
         """
         held = np.bincount(self.train[rows], minlength=self.kinds) * (self.counts > 0)
         kinds = np.flatnonzero(held)
@@ -45,7 +45,7 @@ class Alike:
             return np.empty(0, dtype=np.int64), np.empty(0)
         shares = held[kinds] / held.sum()
         sizes = np.minimum(np.ceil(self.images * shares).astype(np.int64), self.counts[kinds])
-        # Clients start at different places, so that together they see all of the images.
+        # Clients start at different places, so that together they use all images.
         chosen = [
             self.of_kind[kind][(client * size + np.arange(size)) % self.counts[kind]]
             for kind, size in zip(kinds, sizes, strict=True)

@@ -1,4 +1,4 @@
-"""Who holds what: the training samples dealt to clients. Each function is one way, named in `partitions`."""
+"""Deal the training samples to clients. Each function in `partitions` is one way."""
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -22,17 +22,17 @@ Counts = np.ndarray[tuple[int, int], np.dtype[np.int64]]
 """Samples of each class at each client: [clients, classes]."""
 TRIES = 1000
 UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, RuntimeError, BadZipFile, zlib.error)
-"""What NumPy raises for an .npz file that is damaged, or is none."""
+"""Errors of NumPy for a damaged .npz file."""
 
 
 def counts_of(data: Dataset, parts: Sequence[Rows]) -> Counts:
-    """Samples of each class at each client."""
+    """Count the samples of each class at each client."""
     labels = data.y_train.cpu().numpy()
     return np.array([np.bincount(labels[rows], minlength=data.classes) for rows in parts])
 
 
 def names_of(data: Dataset, parts: Sequence[Rows]) -> list[str]:
-    """The names of the clients, where each is one writer, hospital or domain; else none."""
+    """Return the names of the clients if each is one writer, hospital or domain; else an empty list."""
     if data.groups is None:
         return []
     held = [np.unique(data.groups.train.numpy()[rows]) for rows in parts]
@@ -42,7 +42,7 @@ def names_of(data: Dataset, parts: Sequence[Rows]) -> list[str]:
 
 @dataclass(frozen=True)
 class Deal:
-    """What a partition is made from."""
+    """All that a partition is made from."""
 
     labels: Rows
     groups: Groups | None
@@ -52,7 +52,7 @@ class Deal:
     random: np.random.Generator
 
     def until_large_enough(self, attempt: Callable[[], list[Rows]]) -> list[Rows]:
-        """Try again until the smallest client has enough samples, but not for ever."""
+        """Try until the smallest client has enough samples, at most TRIES times."""
         for _ in range(TRIES):
             parts = attempt()
             if min(map(len, parts)) >= self.min_samples:
@@ -64,7 +64,7 @@ class Deal:
 
 
 def dirichlet(deal: Deal) -> list[Rows]:
-    """Label skew: each class is dealt in shares drawn from Dir(beta); a client that has its fair share gets no more."""
+    """Skew the labels: deal each class in shares drawn from Dir(beta); a client that has its fair share gets no more."""
     return deal.until_large_enough(lambda: _dirichlet(deal))
 
 
@@ -75,7 +75,7 @@ def _dirichlet(deal: Deal) -> list[Rows]:
     for label in np.unique(deal.labels):
         rows = random.permutation(np.flatnonzero(deal.labels == label))
         shares = random.dirichlet(np.full(clients, deal.beta)) * (sizes < fair)
-        if shares.sum() <= 0:  # all with a share are full: at tiny beta the whole draw is one client's
+        if shares.sum() <= 0:  # at tiny beta the whole draw may go to a client that is full
             shares = np.zeros(clients)
             shares[random.choice(np.flatnonzero(sizes < fair))] = 1
         cuts = (np.cumsum(shares / shares.sum())[:-1] * len(rows)).astype(np.int64)
@@ -86,12 +86,12 @@ def _dirichlet(deal: Deal) -> list[Rows]:
 
 
 def iid(deal: Deal) -> list[Rows]:
-    """No skew: a random deal into clients of equal size."""
+    """Deal at random into clients of equal size, without skew."""
     return _cut(deal.random.permutation(len(deal.labels)), deal.clients)
 
 
 def quantity(deal: Deal) -> list[Rows]:
-    """Quantity skew: the sizes of the clients are drawn from Dir(beta), their classes are not skewed."""
+    """Skew the quantity: draw the sizes of the clients from Dir(beta), without skew of their classes."""
 
     def attempt() -> list[Rows]:
         shares = deal.random.dirichlet(np.full(deal.clients, deal.beta))
@@ -102,7 +102,7 @@ def quantity(deal: Deal) -> list[Rows]:
 
 
 def classes(deal: Deal, *, per_client: int = 2) -> list[Rows]:
-    """Each client holds samples of `per_client` classes only; the holders of a class share it evenly."""
+    """Give each client samples of `per_client` classes only; the holders of a class share it evenly."""
     names = np.unique(deal.labels)
     if not 1 <= per_client <= len(names):
         raise UserError(
@@ -115,7 +115,7 @@ def classes(deal: Deal, *, per_client: int = 2) -> list[Rows]:
         )
     holders: dict[int, list[int]] = {int(c): [] for c in names}
     for client in deal.random.permutation(deal.clients):
-        # The classes with the fewest holders so far, chance deciding between equals.
+        # Classes with the fewest holders come first, equal ones in random order.
         order = sorted(holders, key=lambda c: (len(holders[c]), deal.random.random()))
         for c in order[:per_client]:
             holders[c].append(int(client))
@@ -132,7 +132,7 @@ def classes(deal: Deal, *, per_client: int = 2) -> list[Rows]:
 
 
 def shards(deal: Deal, *, per_client: int = 2) -> list[Rows]:
-    """Samples sorted by class, cut into equal shards, each client given `per_client` of them."""
+    """Sort the samples by class, cut them into equal shards, and give each client `per_client` of them."""
     count = deal.clients * per_client
     if per_client < 1:
         raise UserError(f"partition.per_client must be at least 1, not {per_client}")
@@ -149,7 +149,7 @@ def shards(deal: Deal, *, per_client: int = 2) -> list[Rows]:
 
 
 def column(deal: Deal) -> list[Rows]:
-    """One client for each writer, hospital or domain, as the data says; --clients follows from it."""
+    """Make a client of each writer, hospital or domain in the data; --clients follows from it."""
     if deal.groups is None:
         raise UserError(
             "this data does not say which client a sample belongs to: name a column of the parquet or .npz file with "
@@ -160,7 +160,7 @@ def column(deal: Deal) -> list[Rows]:
 
 
 def saved(deal: Deal, *, file: str = "") -> list[Rows]:
-    """From a file: the partition.npz of a run, or any .npz with `rows` and `sizes`."""
+    """Read from a file: the partition.npz of a run, or any .npz with `rows` and `sizes`."""
     if not file:
         raise UserError("which file? --set partition.file=runs/first/partition.npz")
     if not Path(file).is_file():
@@ -186,8 +186,7 @@ def saved(deal: Deal, *, file: str = "") -> list[Rows]:
 
 
 def packed(train: list[Rows], held: list[Rows], samples: int, counts: Counts | None = None) -> bytes:
-    """An .npz file of the clients' rows, one client after another, and how many each has, of each class where
-    it is known."""
+    """Return an .npz file with the clients' rows, one client after another, their sizes and their class counts."""
     arrays = {
         "rows": np.concatenate(train),
         "sizes": np.array([len(p) for p in train]),
@@ -203,7 +202,7 @@ def packed(train: list[Rows], held: list[Rows], samples: int, counts: Counts | N
 
 
 def unpacked(rows: Rows, sizes: Rows) -> list[Rows]:
-    """The clients' rows from one array of all rows and one of sizes."""
+    """Return the clients' rows from an array of all rows and one of sizes."""
     if rows.dtype.kind not in "iu" or sizes.dtype.kind not in "iu" or sizes.sum() != len(rows):
         raise ValueError("rows and sizes must be whole numbers, and the sizes add up to the rows")
     return [np.ascontiguousarray(part, dtype=np.int64) for part in np.split(rows, np.cumsum(sizes)[:-1])]
@@ -235,7 +234,7 @@ partitions: dict[str, Callable[..., list[Rows]]] = {
 def split(
     labels: Rows, settings: Settings, table: Mapping[str, Any], groups: Groups | None = None
 ) -> list[Rows]:
-    """The rows of each client, by the partition's name and options, with the partition's own seed."""
+    """Return the rows of each client, by the partition's name and options and its own seed."""
     options = dict(table)
     name = options.pop("name", "dirichlet")
     if name not in partitions:
@@ -261,7 +260,7 @@ def split(
 
 
 def hold_out(parts: list[Rows], share: float, seed: int) -> tuple[list[Rows], list[Rows]]:
-    """Each client's rows for training, and those set aside to test on: a share, rounded up, but never all."""
+    """Split each client's rows into training rows and a share to test on, rounded up but never all."""
     if not share:
         return parts, []
     train, held = [], []

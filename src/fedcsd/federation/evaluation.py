@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from fedcsd.data import Dataset
-from fedcsd.data.matching import DOMAINS, Alike
+from fedcsd.data.matching import DOMAINS, MatchingTests
 from fedcsd.data.partition import Rows
 from fedcsd.messages import Reply
 
@@ -46,7 +46,7 @@ class TestData:
 
     def __init__(self, data: Dataset, parts: Sequence[Rows], held: Sequence[Rows]):
         self.data, self.held = data, held
-        alike = Alike(data, len(parts))
+        alike = MatchingTests(data, len(parts))
         rows, shares = zip(*(alike.rows(k, rows) for k, rows in enumerate(parts)), strict=True)
         self.own_rows, self.own_shares = np.concatenate(rows), np.concatenate(shares)
         """test images like each client's own, client after client, and the share that each counts for"""

@@ -1,4 +1,7 @@
-"""Arithmetic in C and CUDA for what PyTorch does slowly, compiled at first use; PyTorch does the rest."""
+"""Compute in C and CUDA what PyTorch computes slowly; the sources are compiled at first use.
+
+Networks and losses in PyTorch's operators do not belong here.
+"""
 
 from fedcsd.kernels.convolution import convolution
 from fedcsd.kernels.csd import csd

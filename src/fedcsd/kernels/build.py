@@ -1,7 +1,7 @@
-"""Compiles the C sources with the machine's compiler, once: the library lies in the cache folder.
+"""Compile the C sources with the machine's compiler, once; the library stays in the cache folder.
 
-Its name is made from all that it depends on (sources, command, compiler, processor, user), so that a folder
-shared between machines holds one for each. A machine without a compiler uses PyTorch's operators.
+Its name is a digest of sources, command, compiler, processor and user, so a folder that machines share holds
+one for each. A machine without a compiler uses PyTorch's operators.
 """
 
 import ctypes
@@ -31,10 +31,9 @@ _loaded: list[ctypes.CDLL | None] = []
 
 
 def library() -> ctypes.CDLL | None:
-    """The compiled kernels; None where they are switched off or cannot be had, which is said once.
+    """Return the compiled kernels, or None if they are switched off or cannot be compiled.
 
-    The model is tried in the main process before worker processes are forked, so that these have the
-    library from the start.
+    The main process tries the model before it forks worker processes, so these inherit the library.
     """
     if not _loaded:
         with _lock:
@@ -49,7 +48,7 @@ def _load() -> ctypes.CDLL | None:
     try:
         return _find_or_build(shlex.split(os.environ.get("CC", "")) or ["cc"])
     except (OSError, subprocess.SubprocessError, ValueError) as error:
-        if multiprocessing.parent_process() is None:  # a worker process need not say it again
+        if multiprocessing.parent_process() is None:
             note(
                 f"small models and FedCSD's loss run without the compiled kernels, which are several times faster ({_reason(error)}): "
                 "install gcc, name a C compiler in CC, or set FEDCSD_KERNELS=off to do without"
@@ -58,6 +57,7 @@ def _load() -> ctypes.CDLL | None:
 
 
 def switched_off() -> bool:
+    """Tell if FEDCSD_KERNELS is off."""
     wish = os.environ.get("FEDCSD_KERNELS", "on")
     if wish not in ("on", "off", ""):
         raise UserError(f"FEDCSD_KERNELS is {wish!r}: set it to on or off")
@@ -77,7 +77,7 @@ def _reason(error: Exception) -> str:
 def _find_or_build(compiler: list[str]) -> ctypes.CDLL:
     version = _call([*compiler, "--version"])
     attempts = (FLAGS, tuple(flag for flag in FLAGS if flag != "-march=native"))
-    for flags in attempts:  # the second for compilers that do not know this processor
+    for flags in attempts:  # the second is for compilers that do not know this processor
         command = [*compiler, *flags]
         path = cache_folder() / f"kernels-{_key(command, version)}.so"
         with suppress(OSError):  # not there, or not whole
@@ -92,7 +92,7 @@ def _find_or_build(compiler: list[str]) -> ctypes.CDLL:
 
 
 def _build(command: list[str], path: Path) -> ctypes.CDLL:
-    """Compile to this path, or where that cannot be written, for this process alone."""
+    """Compile to this path, or for this process alone if the path cannot be written."""
     with tempfile.TemporaryDirectory() as folder:
         made = Path(folder) / "kernels.so"
         _call([*command, "-o", str(made), *(str(source) for source in SOURCES if source.suffix == ".c")])
@@ -110,7 +110,7 @@ def _key(command: list[str], version: str) -> str:
 
 
 def processor() -> str:
-    """What -march=native looks at: the model and the instructions it knows."""
+    """Return the lines of /proc/cpuinfo that -march=native depends on: model and instructions."""
     telling = ("vendor_id", "cpu family", "model", "stepping", "flags", "CPU ", "Features")
     try:
         first = Path("/proc/cpuinfo").read_text().split("\n\n")[0]

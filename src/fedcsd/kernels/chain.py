@@ -1,7 +1,6 @@
-"""A model of layers one after another as one call of C each way, past autograd.
+"""Compute a model of layers one after another by one call of C each way, without autograd.
 
-A small layer on a small batch takes less time than PyTorch needs to start its operators, to record them and to
-find its way back through them.
+PyTorch needs longer to start and record its operators than a small layer takes on a small batch.
 """
 
 import ctypes
@@ -13,16 +12,20 @@ import torch
 from torch import Tensor
 
 from fedcsd.kernels.build import library
-from fedcsd.kernels.convolution import Shape, _suits, memory
+from fedcsd.kernels.calls import addresses, memory
+from fedcsd.kernels.convolution import Shape, suits
 from fedcsd.kernels.cuda import How
 
-CHUNK = 64  # images that go through all layers at a time where no gradient is needed
-DENSE = 1 << 19  # weights of the largest matrix that is multiplied here
+CHUNK = 64  # images that pass all layers at a time if no gradient is needed
+DENSE = 1 << 19  # weights of the largest matrix for the kernel
 
 
 class Link(NamedTuple):
-    """One layer: a convolution with pooling and ReLU (weight [O, C, K, K]), or a matrix with ReLU (weight [O, C])
-    for what comes flattened; `how` is padding, pool, relu."""
+    """A layer that the kernel can compute.
+
+    It is a convolution with pooling and ReLU (weight [O, C, K, K]), or a matrix with ReLU (weight [O, C]) for
+    flattened input; `how` is padding, pool, relu.
+    """
 
     weight: Tensor
     bias: Tensor | None
@@ -30,83 +33,72 @@ class Link(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """A batch that went forward, and what going back needs of it."""
+    """The results of a forward pass that the backward pass needs."""
 
     logits: Tensor
-    """the last layer's result [B, C]"""
+    """result of the last layer [B, C]"""
     features: Tensor
-    """what it was given [B, D]"""
+    """input of the last layer [B, D]"""
     x: Tensor
     kept: Tensor
-    """the results of the layers before, one after another, flat"""
+    """results of the layers before, one after another, flat"""
     winners: Tensor
-    plan: "Plan"
+    plan: "ChainPlan"
 
 
-class Chain:
-    """Two or more layers, the last a matrix, and where their gradients go."""
+class LinkedLayers:
+    """Compute two or more layers, the last a matrix, and write their gradients."""
 
     def __init__(self, links: Sequence[Link], gradients: Sequence[Tensor | None]):
-        """`gradients`: for each layer's weight and bias in turn, a part of the flat gradient, or None for what is
-        not trained. All these tensors stay where they are."""
+        """Take the addresses of all tensors, which must not move.
+
+        Args:
+            links: the layers
+            gradients: for each layer's weight and bias in turn, a part of the flat gradient, or None if it is
+                not trained
+        """
         self.shapes = tuple((w.shape, None if b is None else b.shape, how) for w, b, how in links)
         self.held = [t for weight, bias, _ in links for t in (weight, bias)], gradients
-        self.parameters, self.gradients = (_addresses(tensors) for tensors in self.held)
+        self.parameters, self.gradients = ((ctypes.c_void_p * len(t))(*addresses(*t)) for t in self.held)
         wanted = [n // 2 for n, gradient in enumerate(gradients) if gradient is not None]
         self.lowest = min(wanted, default=len(links))
-        self.plans: dict[torch.Size, Plan | None] = {}
+        self.plans: dict[torch.Size, ChainPlan | None] = {}
 
-    def plan(self, x: Tensor) -> "Plan | None":
-        """How x [B, …] goes through; None if the kernels do not do this, or do it more slowly than PyTorch."""
+    def plan(self, x: Tensor) -> "ChainPlan | None":
+        """Return the plan for x [B, …], or None if the kernels cannot compute it or are slower than PyTorch."""
         if x.dtype is not torch.float32 or not x.is_cpu or type(x) is not Tensor or x.requires_grad:
             return None
         if x.shape not in self.plans:
             self.plans[x.shape] = _plan(x.shape, self.shapes)
         return self.plans[x.shape]
 
-    def apply(self, plan: "Plan", x: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits [B, C] and features [B, D], without a way back."""
+    def apply(self, plan: "ChainPlan", x: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute logits [B, C] and features [B, D] without gradients."""
         x = x.contiguous()
         logits, features = x.new_empty(plan.logits), x.new_empty(plan.features)
-        addresses = x.data_ptr(), self.parameters, features.data_ptr(), logits.data_ptr()
-        plan.apply(*addresses, memory.at(plan.apply_scratch))
+        places = x.data_ptr(), self.parameters, features.data_ptr(), logits.data_ptr()
+        plan.apply(*places, memory.at(plan.apply_scratch))
         return logits, features
 
-    def forward(self, plan: "Plan", x: Tensor) -> Pass:
+    def forward(self, plan: "ChainPlan", x: Tensor) -> Pass:
+        """Compute logits and features, and keep what `backward` needs."""
         x = x.contiguous()
         logits, features, kept = x.new_empty(plan.logits), x.new_empty(plan.features), x.new_empty(plan.kept)
         winners = torch.empty(plan.winners, dtype=torch.uint8, device="cpu")
-        plan.forward(
-            x.data_ptr(),
-            self.parameters,
-            kept.data_ptr(),
-            winners.data_ptr(),
-            features.data_ptr(),
-            logits.data_ptr(),
-            memory.at(plan.scratch),
-        )
+        made = addresses(kept, winners, features, logits)
+        plan.forward(x.data_ptr(), self.parameters, *made, memory.at(plan.scratch))
         return Pass(logits, features, x, kept, winners, plan)
 
     def backward(self, made: Pass, slope: Tensor, also: Tensor | None) -> None:
-        """Write the parameters' gradients, given those of logits and features."""
+        """Write the gradients of the parameters from those of logits and features."""
         slope, also = slope.contiguous(), None if also is None else also.contiguous()
-        made.plan.backward(
-            self.lowest,
-            made.x.data_ptr(),
-            self.parameters,
-            made.kept.data_ptr(),
-            made.winners.data_ptr(),
-            made.features.data_ptr(),
-            made.logits.data_ptr(),
-            slope.data_ptr(),
-            None if also is None else also.data_ptr(),
-            self.gradients,
-            memory.at(made.plan.scratch),
-        )
+        given = addresses(made.kept, made.winners, made.features, made.logits, slope, also)
+        scratch = memory.at(made.plan.scratch)
+        made.plan.backward(self.lowest, made.x.data_ptr(), self.parameters, *given, self.gradients, scratch)
 
 
-class Plan(NamedTuple):
-    """All that follows from shapes: the C functions for them, and the sizes of what these fill."""
+class ChainPlan(NamedTuple):
+    """The C functions for given shapes, and the sizes of the tensors that they fill."""
 
     forward: Callable[..., None]
     backward: Callable[..., None]
@@ -120,8 +112,8 @@ class Plan(NamedTuple):
 
 
 @lru_cache(maxsize=1024)
-def _plan(x: torch.Size, layers: tuple[tuple[torch.Size, torch.Size | None, How], ...]) -> Plan | None:
-    """A matter of shapes alone, so that the same computation gives the same bits."""
+def _plan(x: torch.Size, layers: tuple[tuple[torch.Size, torch.Size | None, How], ...]) -> ChainPlan | None:
+    """Plan by shapes alone, so that the same computation gives the same bits."""
     shapes: list[Shape] = []
     out, c = x, _functions()
     for weight, bias, how in layers:
@@ -134,7 +126,7 @@ def _plan(x: torch.Size, layers: tuple[tuple[torch.Size, torch.Size | None, How]
     whole, few = _sized(shapes, x[0]), _sized(shapes, min(x[0], CHUNK))
     (scratch, kept, winners), (apply_scratch, *_) = _sizes(whole), _sizes(few)
     count = len(shapes)
-    return Plan(
+    return ChainPlan(
         partial(c.chain_forward, whole, count),
         partial(c.chain_backward, whole, count),
         partial(c.chain_apply, few, count, x[0]),
@@ -148,11 +140,11 @@ def _plan(x: torch.Size, layers: tuple[tuple[torch.Size, torch.Size | None, How]
 
 
 def _shape(x: torch.Size, weight: torch.Size, bias: torch.Size | None, how: How) -> Shape | None:
-    """A layer for an input of this shape; None if the kernels do not do it, or not faster."""
+    """Return the shape of a layer for this input, or None if the kernels cannot compute it or are slower."""
     padding, pool, relu = how
     if len(weight) == 4:
-        suits = _suits(x, weight, bias, padding, pool)
-        return Shape(*x, weight[0], weight[2], padding, pool, relu) if suits else None
+        fits = suits(x, weight, bias, padding, pool)
+        return Shape(*x, weight[0], weight[2], padding, pool, relu) if fits else None
     planes, inputs = weight
     if len(x) < 2 or min(x) < 1 or x[1:].numel() != inputs or inputs * planes > DENSE:
         return None
@@ -182,7 +174,3 @@ def _functions() -> Any:
         c.chain_apply.argtypes, c.chain_apply.restype = [shape, number, number, *[pointer] * 5], None
         c.chain_backward.argtypes, c.chain_backward.restype = [shape, number, number, *[pointer] * 10], None
     return c
-
-
-def _addresses(tensors: Sequence[Tensor | None]) -> Any:
-    return (ctypes.c_void_p * len(tensors))(*(None if t is None else t.data_ptr() for t in tensors))

@@ -1,23 +1,23 @@
-"""Convolution, 2×2 max-pooling and ReLU in one: the compiled kernel where it is faster, else PyTorch.
+"""Compute convolution, 2×2 max-pooling and ReLU in one kernel where it is faster, else with PyTorch.
 
-`_Forward` and `_Backward` are the two halves of the kernel as autograd functions. The second is one of its
-own so that `torch.vmap(torch.func.grad(...))` finds it, and so that a gradient has a gradient.
+`_Forward` and `_Backward` are the two halves of the kernel as autograd functions. The second is a function of its
+own for `torch.vmap(torch.func.grad(...))`, and for the gradient of a gradient.
 """
 
 import ctypes
-import threading
 from collections.abc import Callable
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 from torch.nn import Parameter
 from torch.nn import functional as F
 
 from fedcsd.kernels import cuda
 from fedcsd.kernels.build import library
+from fedcsd.kernels.calls import addresses, memory, needs_pytorch, transformed
 from fedcsd.kernels.cuda import How
 
 
@@ -30,10 +30,15 @@ def convolution(
     pool: int = 1,
     relu: bool = False,
 ) -> Tensor:
-    """relu(max_pool(conv(x))) of images x [B, C, H, W] with weight [O, C, K, K] and bias [O], at stride 1,
-    with `padding` zeros around the image; `pool` is 1 (none) or 2 (2×2), `relu` may be left out.
+    """Compute relu(max_pool(conv(x))) at stride 1.
 
-    In float32 a compiled kernel does it where that is faster; elsewhere PyTorch's operators.
+    Args:
+        x: images [B, C, H, W]
+        weight: [O, C, K, K]
+        bias: [O]
+        padding: zeros around the image
+        pool: 1 (none) or 2 (2×2)
+        relu: apply the ReLU
     """
     if pool not in (1, 2):
         raise ValueError(f"pool is {pool}: it can be 1 or 2")
@@ -57,73 +62,53 @@ def convolution(
 
 
 def plain(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: int, relu: bool) -> Tensor:
-    """The same with PyTorch's operators. Pooling before the ReLU leaves it a quarter of the work."""
+    """Compute the same with PyTorch's operators. After the pooling the ReLU has a quarter of the work."""
     x = F.conv2d(x, weight, bias, padding=padding)
     x = F.max_pool2d(x, 2) if pool == 2 else x
     return F.relu(x) if relu else x
 
 
 def _fits(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int, pool: int) -> bool:
-    """Whether the kernel does this, and does it faster than PyTorch."""
+    """Tell if the kernel can compute this, and is faster than PyTorch."""
     for t in (x, weight) if bias is None else (x, weight, bias):
         if t.dtype is not torch.float32 or not t.is_cpu or type(t) not in (Tensor, Parameter):
             return False
-    return _suits(x.shape, weight.shape, None if bias is None else bias.shape, padding, pool) and not (
-        torch.compiler.is_compiling()
-        or torch.is_autocast_enabled("cpu")
-        or forward_ad._current_level >= 0  # the kernel knows no forward-mode derivatives
-    )
+    shapes = x.shape, weight.shape, None if bias is None else bias.shape
+    return suits(*shapes, padding, pool) and not needs_pytorch()
 
 
 @lru_cache(maxsize=1024)
-def _suits(x: torch.Size, weight: torch.Size, bias: torch.Size | None, padding: int, pool: int) -> bool:
-    """A matter of shapes alone, so that the same computation gives the same bits."""
+def suits(x: torch.Size, weight: torch.Size, bias: torch.Size | None, padding: int, pool: int) -> bool:
+    """Tell by shapes alone if the kernel is to be used, so that the same computation gives the same bits."""
     if not len(x) == len(weight) == 4:
         return False
     (_, channels, height, width), (planes, of, tall, side) = x, weight
     if tall != side or of != channels or (bias is not None and bias != (planes,)):
-        return False  # some of which PyTorch refuses, in words of its own
+        return False  # PyTorch reports some of these as errors
     if min(x) < 1 or min(weight) < 1 or padding < 0 or min(height, width) + 2 * padding - side + 1 < pool:
         return False
     return _faster(channels, planes, pool)
 
 
 def _faster(channels: int, planes: int, pool: int) -> bool:
-    """Where the kernel beats PyTorch 2.13, forward and backward, on one thread of a Xeon with AVX-512.
+    """Tell if the kernel beats PyTorch 2.13, forward and backward, on one thread with AVX-512 or AVX2.
 
-    With pooling and ReLU, and at the right with neither; 10 images use 10 of the 16 places of a vector:
-
-        channels     3×3, 32×32 images    5×5, 28×28 images    3×3, 32×32, no pooling
-        in → out     batch 10  batch 64   batch 10  batch 64     batch 10  batch 64
-         1 →  6        3.0 ×     6.6 ×      3.0 ×     5.5 ×        1.6 ×     2.1 ×
-         3 → 32        2.5 ×     4.8 ×      2.4 ×     3.8 ×        0.7 ×     1.3 ×
-         6 → 16        2.3 ×     3.4 ×      1.9 ×     3.0 ×        1.3 ×     2.1 ×
-        16 → 16        1.2 ×     2.0 ×      1.3 ×     1.7 ×        0.9 ×     1.6 ×
-        16 → 32        1.3 ×     2.0 ×      1.2 ×     1.7 ×        0.8 ×     1.1 ×
-        32 → 32        1.1 ×     1.8 ×      1.1 ×     1.5 ×        0.7 ×     1.0 ×
-        32 → 64        0.8 ×     1.5 ×      1.1 ×     1.4 ×        0.6 ×     1.0 ×
-        64 → 64        0.8 ×     1.5 ×      0.7 ×     1.2 ×
-
-    Both held to AVX2, the first three rows are 1.3 to 6 ×, 16 → 32 is 0.8 to 1.9 ×, 32 → 32 0.8 to 1.7 ×.
+    benchmarks/convolution.py measures it. With pooling and ReLU the kernel is 2 to 6.6 times as fast for 1 → 6 to
+    6 → 16 channels, 1.1 to 2 times up to 32 → 32, and 0.7 to 1.5 times for 64 → 64.
     """
     return channels * planes <= 512 if pool == 2 else max(channels, planes) <= 16
 
 
-def transformed() -> bool:
-    """Whether vmap, grad or another transform of torch.func is at work."""
-    return torch._C._are_functorch_transforms_active()
-
-
 Need = tuple[bool, bool, bool]
-"""whose gradient is needed: that of x, weight, bias"""
+"""The gradients that are needed: of x, weight, bias."""
 
 
 class Shape(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in ("B", "C", "H", "W", "O", "K", "P", "S", "relu")]
 
 
-class Plan(NamedTuple):
-    """All that follows from shapes: the C functions for them, and the sizes of what these fill."""
+class ConvolutionPlan(NamedTuple):
+    """The C functions for given shapes, and the sizes of the tensors that they fill."""
 
     forward: Callable[..., None]
     backward: Callable[..., None]
@@ -134,7 +119,7 @@ class Plan(NamedTuple):
 
 @lru_cache(maxsize=1)
 def _functions() -> tuple[Any, Any, Any, int]:
-    """From C: forward, backward, the bytes they need, and how many images lie side by side."""
+    """Return from C: forward, backward, the bytes they need, and the number of images side by side."""
     c = library()
     assert c is not None
     shape, pointer = ctypes.POINTER(Shape), ctypes.c_void_p
@@ -145,75 +130,44 @@ def _functions() -> tuple[Any, Any, Any, int]:
 
 
 @lru_cache(maxsize=1024)
-def _plan(x: torch.Size, weight: torch.Size, how: How) -> Plan:
+def _plan(x: torch.Size, weight: torch.Size, how: How) -> ConvolutionPlan:
     forward, backward, scratch_size, lanes = _functions()
     (batch, channels, height, width), (planes, _, _, side), (padding, pool, relu) = x, weight, how
     shape = ctypes.pointer(Shape(batch, channels, height, width, planes, side, padding, pool, relu))
     p, r = ((size + 2 * padding - side + 1) // pool for size in (height, width))
     winners = -(-batch // lanes) * lanes * planes * p * r if pool == 2 or relu else 0
     sizes = (batch, planes, p, r), winners, scratch_size(shape)
-    return Plan(partial(forward, shape), partial(backward, shape), *sizes)
-
-
-class Memory(threading.local):
-    """Working memory of a thread: the largest that was needed so far."""
-
-    def __init__(self) -> None:
-        self.tensor = torch.empty(0, dtype=torch.uint8, device="cpu")
-
-    def at(self, size: int) -> int:
-        if self.tensor.numel() < size:
-            self.tensor = torch.empty(size, dtype=torch.uint8, device="cpu")
-        return self.tensor.data_ptr()
-
-
-memory = Memory()
+    return ConvolutionPlan(partial(forward, shape), partial(backward, shape), *sizes)
 
 
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, how: How, *, winners: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """The result, and what the gradient needs to know of it."""
+    """Return the result, and the pooling winners for the gradient."""
     x, weight = x.contiguous(), weight.contiguous()
     bias = bias.contiguous() if bias is not None else None
     plan = _plan(x.shape, weight.shape, how)
     out = x.new_empty(plan.out)
     winner = torch.empty(plan.winners if winners else 0, dtype=torch.uint8, device="cpu")
-    plan.forward(
-        x.data_ptr(),
-        weight.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        out.data_ptr(),
-        winner.data_ptr(),  # 0 if it is empty
-        memory.at(plan.scratch),
-    )
+    plan.forward(*addresses(x, weight, bias, out, winner), memory.at(plan.scratch))
     return out, winner
 
 
 def _backward(
     x: Tensor, weight: Tensor, bias: Tensor | None, winner: Tensor, g: Tensor, how: How, need: Need
 ) -> tuple[Tensor, ...]:
-    """The gradients of x, weight and bias; empty where it is not needed."""
+    """Return the gradients of x, weight and bias; one that is not needed is empty."""
     x, weight, winner, g = x.contiguous(), weight.contiguous(), winner.contiguous(), g.contiguous()
     plan = _plan(x.shape, weight.shape, how)
     dx = torch.empty_like(x) if need[0] else x.new_empty(0)
     dweight = torch.empty_like(weight) if need[1] else x.new_empty(0)
     dbias = x.new_empty(len(weight) if need[2] else 0)
-    plan.backward(
-        x.data_ptr(),
-        weight.data_ptr(),
-        g.data_ptr(),
-        winner.data_ptr(),
-        dx.data_ptr(),
-        dweight.data_ptr(),
-        dbias.data_ptr(),
-        memory.at(plan.scratch),
-    )
+    plan.backward(*addresses(x, weight, g, winner, dx, dweight, dbias), memory.at(plan.scratch))
     return dx, dweight, dbias
 
 
 def _each(function: type[Function], info: Any, in_dims: Any, tensors: Any, *rest: Any) -> tuple[Any, Any]:
-    """A function under vmap: for each of the stacked tensors, one after another."""
+    """Apply a function under vmap to each of the stacked tensors in turn."""
     parts = [
         (tensor,) * info.batch_size if dim is None else tensor.unbind(dim)
         for tensor, dim in zip(tensors, in_dims, strict=False)
@@ -250,8 +204,8 @@ class _Forward(Function):
         return _each(_Forward, info, in_dims, (x, weight, bias), how)
 
 
-# What `Function.apply` comes down to where no transform is at work, without its look at the signature,
-# which takes longer than a small convolution.
+# `Function.apply` without transforms and without its look at the signature, which takes longer than a small
+# convolution.
 _apply: Any = super(Function, _Forward).apply
 
 
@@ -267,7 +221,7 @@ class _Backward(Function):
 
     @staticmethod
     def backward(ctx: Any, *along: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradient of the gradients, by PyTorch's operators."""
+        """Return the gradient of the gradients, by PyTorch's operators."""
         x, weight, bias, g = ctx.saved_tensors
         here = (x, weight) if bias is None else (x, weight, bias)
 

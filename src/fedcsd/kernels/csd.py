@@ -1,7 +1,7 @@
-"""FedCSD's loss as one operation, in C for a CPU and in CUDA for a GPU; the objectives do the rest.
+"""Compute FedCSD's loss in one operation, in C on a CPU and in CUDA on a GPU, or else with the objectives.
 
-Its dozens of small operations on [B, C] take longer to start than to compute. The kernel gives the loss, the
-entropy of the target and the slope of the loss at once; going backward is one multiplication.
+Its dozens of small operations on [B, C] take longer to start than to compute. The kernel returns the loss, the
+entropy of the target and the gradient of the loss at once; the backward pass is one multiplication.
 """
 
 import ctypes
@@ -13,21 +13,23 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 from torch.nn import Parameter
 
 from fedcsd.kernels.build import library, switched_off
-from fedcsd.kernels.convolution import memory, transformed
+from fedcsd.kernels.calls import addresses, memory, needs_pytorch, stacked, transformed
 from fedcsd.kernels.vectors import cross_entropy
 from fedcsd.objectives.csd import Mask, Scale, Target, csd_target, masked_distillation
 from fedcsd.objectives.distillation import entropy
 
-CLASSES = 1024  # at most, of a row on a GPU
-WARPS = 4  # of a block there
+CLASSES = 1024  # of a row on a GPU, at most
+WARPS = 4  # of a block on a GPU
 MASKS = ("adaptive", "forcible", "none")
 
 
-class How(NamedTuple):
+class CsdOptions(NamedTuple):
+    """The options of the loss, as `csd` takes them."""
+
     mu: float
     tau: float
     similarity: bool
@@ -49,12 +51,12 @@ def csd(
     target: Target = "teacher",
     similarity_scale: Scale = "none",
 ) -> tuple[Tensor, Tensor]:
-    """`CE + μ · L_CSD` (`objectives.csd_loss`) for each sample, and the entropy of the target as a share of log C.
+    """Compute `CE + μ · L_CSD` (`objectives.csd_loss`), and the entropy of the target as a share of log C.
 
     logits [B, C], teacher_logits [B, C], prototypes [C, C], labels [B] -> [B], [B]. The gradient goes into
     `logits` only. Prototypes are needed for the similarity only.
     """
-    how = How(float(mu), float(tau), similarity, mask, target, similarity_scale)
+    how = CsdOptions(float(mu), float(tau), similarity, mask, target, similarity_scale)
     if similarity and target == "teacher":
         assert prototypes is not None, "similarity needs prototypes"
     else:
@@ -71,9 +73,9 @@ def csd(
 
 
 def plain(
-    logits: Tensor, teacher: Tensor, prototypes: Tensor | None, labels: Tensor, how: How
+    logits: Tensor, teacher: Tensor, prototypes: Tensor | None, labels: Tensor, how: CsdOptions
 ) -> tuple[Tensor, Tensor]:
-    """The same with PyTorch's operators. Rows may be stacked: [K, B, C], with prototypes of their own or not."""
+    """Compute the same with PyTorch's operators. Rows may be stacked, [K, B, C], with their own prototypes or not."""
     if logits.dim() > 2:
         own = None if prototypes is None or prototypes.dim() == 2 else 0
         stacked = torch.vmap(partial(plain, how=how), in_dims=(0, 0, own, 0))
@@ -88,8 +90,10 @@ def plain(
     return loss, entropy(q) / log(q.shape[1])
 
 
-def _fits(logits: Tensor, teacher: Tensor, prototypes: Tensor | None, labels: Tensor, how: How) -> bool:
-    """Whether the kernel does this. Without its term the loss is PyTorch's cross-entropy to the last bit."""
+def _fits(
+    logits: Tensor, teacher: Tensor, prototypes: Tensor | None, labels: Tensor, how: CsdOptions
+) -> bool:
+    """Tell if the kernel can compute this. Without its term the loss is PyTorch's cross-entropy, bit for bit."""
     shape, device = logits.shape, logits.get_device()  # −1 is the CPU
     if how.mu == 0 or len(shape) != 2 or shape[0] < 1 or shape[1] < 2:
         return False
@@ -100,18 +104,15 @@ def _fits(logits: Tensor, teacher: Tensor, prototypes: Tensor | None, labels: Te
         return False
     if teacher.shape != shape or (prototypes is not None and prototypes.shape != (shape[1], shape[1])):
         return False
-    if (
-        torch.compiler.is_compiling() or forward_ad._current_level >= 0
-    ):  # it knows no forward-mode derivatives
+    if needs_pytorch(logits.device.type):
         return False
     if logits.is_cpu:
-        return library() is not None and not torch.is_autocast_enabled("cpu")
+        return library() is not None
     return (
         logits.is_cuda
         and shape[1] <= CLASSES
         and hasattr(torch.cuda, "_compile_kernel")
         and device == torch.cuda.current_device()
-        and not torch.is_autocast_enabled("cuda")
         and not switched_off()
     )
 
@@ -124,8 +125,8 @@ class Problem(ctypes.Structure):
 
 
 @lru_cache(maxsize=1024)
-def _plan(rows: int, each: int, classes: int, how: How) -> tuple[Callable[..., int], int]:
-    """The C function for these shapes, and how many bytes it needs."""
+def _plan(rows: int, each: int, classes: int, how: CsdOptions) -> tuple[Callable[..., int], int]:
+    """Return the C function for these shapes, and the bytes that it needs."""
     c = library()
     assert c is not None
     c.csd.argtypes, c.csd.restype = [ctypes.POINTER(Problem), *[ctypes.c_void_p] * 8], ctypes.c_int64
@@ -140,8 +141,8 @@ def _plan(rows: int, each: int, classes: int, how: How) -> tuple[Callable[..., i
 
 
 @lru_cache(maxsize=256)
-def _kernel(classes: int, how: How, slope: bool, _device: int) -> Any:
-    """Compiled for the current device, at first use."""
+def _kernel(classes: int, how: CsdOptions, slope: bool, _device: int) -> Any:
+    """Compile the kernel for the current device."""
     constants = {
         "C": classes, "SIMILARITY": int(how.similarity), "MASK": MASKS.index(how.mask),
         "UNIFORM": int(how.target == "uniform"), "SLOPE": int(slope), "WARPS": WARPS,
@@ -158,11 +159,11 @@ def _forward(
     teacher: Tensor,
     prototypes: Tensor | None,
     labels: Tensor,
-    how: How,
+    how: CsdOptions,
     *,
     slope: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The loss, the entropy and the slope (empty if it is not wanted).
+    """Return the loss, the entropy and the gradient (empty without `slope`).
 
     logits, teacher [..., B, C], labels [..., B]; prototypes have the first few of these dimensions.
     """
@@ -181,16 +182,7 @@ def _forward(
         run(grid=(-(-rows // WARPS), 1, 1), block=(32 * WARPS, 1, 1), args=[*tensors, rows, each])
         return loss, spread, found
     function, scratch = _plan(rows, each, classes, how)
-    wrong = function(
-        logits.data_ptr(),
-        teacher.data_ptr(),
-        None if prototypes is None else prototypes.data_ptr(),
-        labels.data_ptr(),
-        loss.data_ptr(),
-        spread.data_ptr(),
-        found.data_ptr(),  # 0 if it is empty
-        memory.at(scratch),
-    )
+    wrong = function(*addresses(logits, teacher, prototypes, labels, loss, spread, found), memory.at(scratch))
     if wrong >= 0:
         raise IndexError(f"Target {labels.flatten()[wrong]} is out of bounds.")
     return loss, spread, found
@@ -199,7 +191,7 @@ def _forward(
 class _Csd(Function):
     @staticmethod
     def forward(
-        logits: Tensor, teacher: Tensor, prototypes: Tensor | None, labels: Tensor, how: How
+        logits: Tensor, teacher: Tensor, prototypes: Tensor | None, labels: Tensor, how: CsdOptions
     ) -> tuple[Tensor, Tensor, Tensor]:
         return _forward(logits, teacher, prototypes, labels, how)
 
@@ -223,17 +215,14 @@ class _Csd(Function):
 
     @staticmethod
     def vmap(
-        info: Any, in_dims: Any, logits: Any, teacher: Any, prototypes: Any, labels: Any, how: How
+        info: Any, in_dims: Any, logits: Any, teacher: Any, prototypes: Any, labels: Any, how: CsdOptions
     ) -> tuple[Any, Any]:
-        """All rows at once; prototypes stay as they are where all rows share them."""
-
-        def stacked(t: Tensor, dim: int | None) -> Tensor:
-            return t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-
+        """Compute all rows at once; prototypes that all rows share are not repeated."""
         if prototypes is not None and not (in_dims[2] is None and prototypes.dim() == 2):
-            prototypes = stacked(prototypes, in_dims[2])
-        logits, teacher = stacked(logits, in_dims[0]), stacked(teacher, in_dims[1])
-        result = _Csd.apply(logits, teacher, prototypes, stacked(labels, in_dims[3]), how)  # type: ignore[no-untyped-call]
+            (prototypes,) = stacked(info, in_dims[2:3], [prototypes])
+        dims = in_dims[0], in_dims[1], in_dims[3]
+        logits, teacher, labels = stacked(info, dims, [logits, teacher, labels])
+        result = _Csd.apply(logits, teacher, prototypes, labels, how)  # type: ignore[no-untyped-call]
         return result, (0, 0, 0)
 
 
@@ -241,7 +230,7 @@ _apply: Any = super(Function, _Csd).apply  # `Function.apply` without its look a
 
 
 class _Slope(Function):
-    """The gradient, which has a gradient of its own by PyTorch's operators."""
+    """Return the gradient, which has a gradient of its own by PyTorch's operators."""
 
     generate_vmap_rule = True
 

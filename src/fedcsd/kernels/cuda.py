@@ -1,4 +1,4 @@
-"""The fused convolution on a GPU, for one client or for many with weights of their own.
+"""Compute the fused convolution on a GPU, for one client or for many with weights of their own.
 
 CUDA's own compiler, which comes with PyTorch, compiles `convolution.cu` for each shape at first use.
 """
@@ -12,22 +12,23 @@ from torch import Tensor
 from torch.autograd import Function
 
 from fedcsd.kernels.build import switched_off
+from fedcsd.kernels.calls import needs_pytorch, stacked
 
 How = tuple[int, int, bool]
 """padding, pool, relu"""
 
 SHARED = 48 * 1024  # bytes of a block
 THREADS = 256
-BLOCKS = 800  # that keep a device busy: with more, a block takes several images
+BLOCKS = 800  # are enough to keep a device busy: with more, a block takes several images
 
 
 def fits(x: Tensor, weight: Tensor, bias: Tensor | None, padding: int) -> bool:
-    """Whether the kernel does this: few channels, small images, float32."""
-    if switched_off() or not hasattr(torch.cuda, "_compile_kernel") or torch.compiler.is_compiling():
+    """Tell if the kernel can compute this: few channels, small images, float32."""
+    if switched_off() or not hasattr(torch.cuda, "_compile_kernel") or needs_pytorch("cuda"):
         return False
     if any(t.dtype is not torch.float32 or not t.is_cuda for t in (x, weight, bias) if t is not None):
         return False
-    if torch.is_autocast_enabled("cuda") or x.dim() != 4 or weight.dim() != 4 or 0 in x.shape:
+    if x.dim() != 4 or weight.dim() != 4 or 0 in x.shape:
         return False
     (_, channels, height, width), (planes, of, tall, side) = x.shape, weight.shape
     padded = (height + 2 * padding) * (width + 2 * padding) * channels
@@ -51,7 +52,7 @@ def _kernel(name: str, shape: tuple[int, ...], planes: int, side: int, how: How,
 
 
 def _forward(x: Tensor, weight: Tensor, bias: Tensor, how: How) -> tuple[Tensor, Tensor]:
-    """x [..., B, C, H, W], weight [..., O, C, K, K], bias [..., O]: the result and who won in pooling."""
+    """Return the result and the pooling winners: x [..., B, C, H, W], weight [..., O, C, K, K], bias [..., O]."""
     x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
     (batch, *shape), (planes, _, _, side), (padding, pool, _) = x.shape[-4:], weight.shape[-4:], how
     p, r = ((size + 2 * padding - side + 1) // pool for size in shape[1:])
@@ -64,7 +65,7 @@ def _forward(x: Tensor, weight: Tensor, bias: Tensor, how: How) -> tuple[Tensor,
 
 
 def _backward(x: Tensor, weight: Tensor, winner: Tensor, g: Tensor, how: How, dx: bool) -> tuple[Tensor, ...]:
-    """The gradients of x (x itself if it is not needed), weight and bias; shapes as in `_forward`."""
+    """Return the gradients of x (x itself if it is not needed), weight and bias; shapes as in `_forward`."""
     x, weight, g = x.contiguous(), weight.contiguous(), g.contiguous()
     (batch, *shape), (planes, _, _, side) = x.shape[-4:], weight.shape[-4:]
     images = x.numel() // (shape[0] * shape[1] * shape[2])
@@ -77,14 +78,6 @@ def _backward(x: Tensor, weight: Tensor, winner: Tensor, g: Tensor, how: How, dx
     run(grid=(images // each, 1, 1), block=(THREADS, 1, 1), args=arguments)
     sums = parts.sum(-2)
     return found, sums[..., :weights].reshape(weight.shape), sums[..., weights:]
-
-
-def _stacked(info: Any, in_dims: Any, tensors: Any) -> list[Tensor]:
-    """Tensors under vmap with the stack first, repeated where they are the same for all."""
-    return [
-        t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-        for t, dim in zip(tensors, in_dims, strict=False)
-    ]
 
 
 class CudaForward(Function):
@@ -109,7 +102,7 @@ class CudaForward(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Any, weight: Any, bias: Any, how: How) -> tuple[Any, Any]:
-        together = _stacked(info, in_dims, (x, weight, bias))
+        together = stacked(info, in_dims, (x, weight, bias))
         return CudaForward.apply(*together, how), (0, 0)  # type: ignore[no-untyped-call]
 
 
@@ -128,5 +121,5 @@ class CudaBackward(Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, *arguments: Any) -> tuple[Any, Any]:
-        together = _stacked(info, in_dims, arguments[:4])
+        together = stacked(info, in_dims, arguments[:4])
         return CudaBackward.apply(*together, *arguments[4:]), (0, 0, 0)  # type: ignore[no-untyped-call]

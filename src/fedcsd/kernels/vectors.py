@@ -1,4 +1,4 @@
-"""The small things of a training step in C: cross-entropy, the optimizer, and the images of a batch."""
+"""Compute the small parts of a training step in C: cross-entropy, the optimizer, the images of a batch."""
 
 import ctypes
 from collections.abc import Callable
@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from torch.autograd import Function, forward_ad
+from torch.autograd import Function
 from torch.nn import functional as F
 
 from fedcsd.kernels.build import library
-from fedcsd.kernels.convolution import memory, transformed
+from fedcsd.kernels.calls import addresses, memory, needs_pytorch, transformed
 
 
 @lru_cache(maxsize=1)
@@ -26,7 +26,7 @@ def _functions() -> Any:
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """−log softmax(logits)_label, a number a sample: logits [B, C], labels [B] -> [B]."""
+    """Compute −log softmax(logits)_label for each sample: logits [B, C], labels [B] -> [B]."""
     if not _fits(logits, labels):
         return F.cross_entropy(logits, labels, reduction="none")
     if torch.is_grad_enabled() and logits.requires_grad:
@@ -45,9 +45,7 @@ def _fits(logits: Tensor, labels: Tensor) -> bool:
         and labels.shape == logits.shape[:1]
         and min(logits.shape) >= 1
         and not transformed()
-        and not torch.compiler.is_compiling()
-        and not torch.is_autocast_enabled("cpu")
-        and forward_ad._current_level < 0
+        and not needs_pytorch()
         and _functions() is not None
     )
 
@@ -56,15 +54,8 @@ def _cross_entropy(logits: Tensor, labels: Tensor, *, slope: bool) -> tuple[Tens
     logits, labels = logits.contiguous(), labels.contiguous()
     rows, classes = logits.shape
     loss, found = logits.new_empty(rows), torch.empty_like(logits) if slope else logits.new_empty(0)
-    wrong = _functions().cross_entropy(
-        rows,
-        classes,
-        logits.data_ptr(),
-        labels.data_ptr(),
-        loss.data_ptr(),
-        found.data_ptr(),  # 0 if it is empty
-        memory.at(2 * 64 * classes),
-    )
+    places = addresses(logits, labels, loss, found)
+    wrong = _functions().cross_entropy(rows, classes, *places, memory.at(2 * 64 * classes))
     if wrong >= 0:
         raise IndexError(f"Target {labels[wrong]} is out of bounds.")
     return loss, found
@@ -81,7 +72,7 @@ class _CrossEntropy(Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         slope, logits, labels = ctx.saved_tensors
-        if torch.is_grad_enabled():  # the gradient has one of its own by PyTorch's operators
+        if torch.is_grad_enabled():  # for a gradient of the gradient
             slope = logits.softmax(1) - F.one_hot(labels, logits.shape[1])
         return g.unsqueeze(1) * slope, None
 
@@ -90,8 +81,10 @@ _apply: Any = super(Function, _CrossEntropy).apply  # `Function.apply` without i
 
 
 def slope_of(loss: Tensor, logits: Tensor) -> Tensor | None:
-    """d loss_n / d logits_n [B, C] of a loss [B] that is one kernel's result, which has computed it along with the
-    loss: what autograd would come to, without asking it. None for any other loss."""
+    """Return d loss_n / d logits_n [B, C] of a loss [B] that a kernel has computed, or None for another loss.
+
+    The kernel has computed it along with the loss, so autograd is not needed.
+    """
     node: Any = loss.grad_fn
     if node is None or not getattr(node, "first_is_slope", False):
         return None
@@ -102,11 +95,11 @@ def slope_of(loss: Tensor, logits: Tensor) -> Tensor | None:
 def sgd_step(
     parameters: Tensor, gradient: Tensor, velocity: Tensor | None, lr: float, momentum: float, decay: float
 ) -> Callable[[], None] | None:
-    """A step of SGD on these vectors, to be taken again and again; None where C does not do it."""
+    """Return a function that takes a step of SGD on these vectors, or None if C cannot."""
     c = _functions()
     if c is None or parameters.dtype is not torch.float32 or not parameters.is_cpu:
         return None
-    vectors = gradient.data_ptr(), None if velocity is None else velocity.data_ptr(), parameters.data_ptr()
+    vectors = addresses(gradient, velocity, parameters)
 
     def step() -> None:
         c.sgd(parameters.numel(), lr, momentum, decay, *vectors)
@@ -115,15 +108,17 @@ def sgd_step(
 
 
 def look_up(x: Tensor, rows: Tensor, table: Tensor) -> Tensor | None:
-    """Rows of images x [N, C, …] in bytes, each pixel as its channel's table [C, 256] says; None where C does not
-    do it."""
+    """Return rows of images x [N, C, …] in bytes, each pixel mapped by its channel's table [C, 256].
+
+    Return None if C cannot.
+    """
     c = _functions()
     if c is None or not x.is_cpu or not x.is_contiguous():
         return None
     rows, channels = rows.contiguous(), len(table)
     out = torch.empty((len(rows), *x.shape[1:]), dtype=torch.float32, device="cpu")
     sizes = len(rows), channels, x.shape[1:].numel() // channels, len(x)
-    wrong = c.look_up(*sizes, x.data_ptr(), rows.data_ptr(), table.data_ptr(), out.data_ptr())
+    wrong = c.look_up(*sizes, *addresses(x, rows, table, out))
     if wrong >= 0:
         raise IndexError(f"row {rows[wrong]} is out of range: there are {len(x)}")
     return out

@@ -1,7 +1,7 @@
-"""The networks: a factory each, `(shape, classes, *, options) -> nn.Module`.
+"""Make networks: a factory for each, `(shape, classes, *, options) -> nn.Module`. Training does not belong here.
 
 `shape` is (channels, height, width) of one image. A model returns logits from a final `nn.Linear`;
-that layer's input are the features. Users may also give any factory or class of their own.
+the input of that layer are the features. Users may also give a factory or class of their own.
 """
 
 import inspect
@@ -29,12 +29,12 @@ MODELS = {
 
 
 def choose(shape: tuple[int, ...]) -> str:
-    """The model for data that names none."""
+    """Return the name of the model for data that names none."""
     return "simple_cnn" if len(shape) == 3 and min(shape[1:]) >= 16 else "mlp"
 
 
 def find(name: str) -> Callable[..., nn.Module]:
-    """The factory of a name, or of a user's own `file.py:factory` or `package.module:factory`."""
+    """Return the factory of a name, or of a user's `file.py:factory` or `package.module:factory`."""
     home, _, own = name.rpartition(":")
     if home or own.endswith(".py"):
         return find_own(home, own)
@@ -47,7 +47,7 @@ def find(name: str) -> Callable[..., nn.Module]:
 
 
 def find_own(home: str, name: str) -> Callable[..., nn.Module]:
-    """The function or class `name` of a file or module."""
+    """Return the function or class `name` of a file or module."""
     if not home or not name:
         file = home or name
         raise UserError(
@@ -55,18 +55,17 @@ def find_own(home: str, name: str) -> Callable[..., nn.Module]:
         )
     path = file_of(home)
     module = module_of(path) if path else imported(home)
-    try:
-        found: Callable[..., nn.Module] = getattr(module, name)
-    except AttributeError:
+    if not hasattr(module, name):
         where, known = Path(home).name, functions_of(module)
         if not known:
-            raise UserError(f"{where} has no function or class that could make the model") from None
-        raise unknown(f"function or class of {where}", name, known) from None
+            raise UserError(f"{where} has no function or class that could make the model")
+        raise unknown(f"function or class of {where}", name, known)
+    found: Callable[..., nn.Module] = getattr(module, name)
     return found
 
 
 def functions_of(module: ModuleType) -> list[str]:
-    """What a module defines itself and could make a model."""
+    """Return the names of the functions and classes that a module defines."""
     return [
         name
         for name, thing in vars(module).items()
@@ -79,7 +78,7 @@ def functions_of(module: ModuleType) -> list[str]:
 def factory(
     model: str | Callable[..., nn.Module], options: Mapping[str, Any], shape: tuple[int, ...], classes: int
 ) -> "Factory":
-    """A function without arguments that makes the model, from a name or a user's own factory.
+    """Return a function without arguments that makes the model, from a name or a user's own factory.
 
     A user's factory is called with as many of (shape, classes) as it has required parameters.
     """
@@ -102,17 +101,18 @@ def factory(
 
 @dataclass(frozen=True)
 class Factory:
-    """Makes a run's model by the code that there was when the run began, whatever becomes of its file."""
+    """Makes a run's model with the code of its start, also when the file changes later."""
 
     make: Callable[..., nn.Module]
     options: dict[str, Any]
     arguments: tuple[Any, ...]
     name: str = ""
-    """of a model of one's own; "" for what is built in or given from Python"""
+    """of a user's model; "" for one that is built in or given from Python"""
     digest: str = ""
-    """of the file it is in"""
+    """of the file of a user's model"""
 
     def __call__(self) -> nn.Module:
+        """Make the model."""
         try:
             module = call_with(self.make, self.options, "model", *self.arguments)
         except UserError:
@@ -129,7 +129,7 @@ class Factory:
         return module
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A process that does not share our memory finds a model of one's own by its name."""
+        """Pickle a user's model by its name, for a process that does not share this one's memory."""
         if not self.digest:
             return Factory, (self.make, self.options, self.arguments)
         check_unchanged(source_of(self.make, self.name), self.digest)

@@ -1,4 +1,4 @@
-"""AlexNet with BatchNorm after every hidden layer, as FedBN and its successors train on Office-Caltech-10."""
+"""Make AlexNet with BatchNorm after every hidden layer, as FedBN and its successors train on Office-Caltech-10."""
 
 from collections.abc import Sequence
 
@@ -24,10 +24,10 @@ def _linear(inputs: int, outputs: int) -> list[nn.Module]:
 
 
 class SixBySix(nn.Module):
-    """`nn.AdaptiveAvgPool2d(6)`, whose own way back adds up in no fixed order on a GPU."""
+    """Compute `nn.AdaptiveAvgPool2d(6)`, whose own gradient is summed in no fixed order on a GPU."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, C, H, W] to [B, C, 6, 6]."""
+        """Map x [B, C, H, W] to [B, C, 6, 6]."""
         if x.shape[2:] == (7, 7):  # what images of 256×256 come to: windows of 2×2
             return F.avg_pool2d(x, 2, stride=1)
         down, across = (_shares(side, x) for side in x.shape[2:])
@@ -35,7 +35,7 @@ class SixBySix(nn.Module):
 
 
 def _shares(side: int, like: Tensor, parts: int = 6) -> Tensor:
-    """What each of `side` numbers is of the mean of each part [parts, side]. Parts overlap where they must."""
+    """Return the weights [parts, side] with which numbers enter the mean of each part. Parts may overlap."""
     place, part = (torch.arange(n, device=like.device) for n in (side, parts))
     first, last = part * side // parts, ((part + 1) * side - 1) // parts
     inside = (first[:, None] <= place) & (place <= last[:, None])
@@ -43,6 +43,8 @@ def _shares(side: int, like: Tensor, parts: int = 6) -> Tensor:
 
 
 class AlexNet(nn.Module):
+    """Map images of at least 63×63 to logits."""
+
     def __init__(self, channels: int, classes: int):
         super().__init__()
         self.features = nn.Sequential(
@@ -60,12 +62,12 @@ class AlexNet(nn.Module):
         self.classifier = nn.Linear(4096, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images [B, C, H, W] to logits [B, classes]; the features are the 4096 of the last hidden layer."""
+        """Map images [B, C, H, W] to logits [B, classes]; the features are the 4096 of the last hidden layer."""
         return self.classifier(self.hidden(self.features(x).flatten(1)))  # type: ignore[no-any-return]
 
 
 def alexnet(shape: Sequence[int], classes: int) -> nn.Module:
-    """AlexNet with BatchNorm, for images of about 256×256: 57.1 M parameters, 4096 features."""
+    """Make AlexNet with BatchNorm, for images of about 256×256: 57.1 M parameters, 4096 features."""
     side = min(shape[1:]) if len(shape) == 3 and shape[0] > 0 else 0
     if side < SMALLEST:
         raise UserError(

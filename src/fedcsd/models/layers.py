@@ -1,4 +1,4 @@
-"""Layers that are PyTorch's own in all but speed."""
+"""Compute the layers of PyTorch faster on a CPU."""
 
 from typing import Any
 
@@ -11,9 +11,9 @@ from fedcsd.kernels.chain import Link
 
 
 class ConvPool(nn.Conv2d):
-    """A convolution, then 2×2 max-pooling, then ReLU: relu(max_pool(conv(x))).
+    """Compute relu(max_pool(conv(x))): a convolution, 2×2 max-pooling, ReLU.
 
-    An `nn.Conv2d` as to arguments, parameters, their names and initial values; on a CPU it is several times
+    Arguments, parameters, their names and initial values are those of `nn.Conv2d`. On a CPU it is several times
     faster where channels are few (see `fedcsd.kernels.convolution`). `pool=1` and `relu=False` leave these out.
     """
 
@@ -34,13 +34,13 @@ class ConvPool(nn.Conv2d):
 
     @property
     def link(self) -> Link | None:
-        """This layer as `kernels.chain` has it; None if it is not one for it."""
+        """Return this layer for `kernels.chain`, or None if that cannot compute it."""
         if not self._simple:
             return None
         return Link(self.weight, self.bias, (int(self.padding[0]), self.pool, self.relu))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, C, H, W] to [B, O, p, r]."""
+        """Map x [B, C, H, W] to [B, O, p, r]."""
         if self._simple:
             return convolution(
                 x, self.weight, self.bias, padding=int(self.padding[0]), pool=self.pool, relu=self.relu
@@ -55,7 +55,7 @@ class ConvPool(nn.Conv2d):
 
 
 class Dense(nn.Linear):
-    """A linear layer, then ReLU: relu(linear(x)). `relu=False` leaves the ReLU out."""
+    """Compute relu(linear(x)); `relu=False` leaves the ReLU out."""
 
     def __init__(self, *arguments: Any, relu: bool = True, **options: Any):
         super().__init__(*arguments, **options)
@@ -63,10 +63,11 @@ class Dense(nn.Linear):
 
     @property
     def link(self) -> Link | None:
+        """Return this layer for `kernels.chain`."""
         return Link(self.weight, self.bias, (0, 1, self.relu))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, C] to [B, O]."""
+        """Map x [B, C] to [B, O]."""
         x = super().forward(x)
         return F.relu(x) if self.relu else x
 
@@ -75,10 +76,10 @@ class Dense(nn.Linear):
 
 
 class Chain(nn.Module):
-    """A model of named layers one after another, the last a `Dense`; images are flattened before the first of these.
+    """Apply named layers one after another; the last is a `Dense`, and images are flattened before the first one.
 
-    Where the kernels suit all layers, a CPU goes through the whole model in one call each way (see
-    `fedcsd.kernels.chain`), which is what small batches need.
+    Where the kernels suit all layers, a CPU computes the whole model in one call each way (see
+    `fedcsd.kernels.chain`), which small batches need.
     """
 
     def __init__(self, **layers: ConvPool | Dense):
@@ -88,13 +89,13 @@ class Chain(nn.Module):
         library()
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [B, …] to [B, O]."""
+        """Map x [B, …] to [B, O]."""
         for layer in self.children():
             x = layer(x.flatten(1) if isinstance(layer, Dense) else x)
         return x
 
     def links(self) -> list[Link] | None:
-        """The layers as `kernels.chain` has them; None if something else happens on the way."""
+        """Return the layers for `kernels.chain`, or None if the model does anything else."""
         layers = list(self.children())
         if type(self).forward is not Chain.forward or len(layers) < 2 or not isinstance(layers[-1], Dense):
             return None

@@ -1,4 +1,4 @@
-"""A multi-layer perceptron, for small images and tables."""
+"""Make a multi-layer perceptron, for small images and tables."""
 
 from collections.abc import Sequence
 from math import prod
@@ -9,7 +9,7 @@ from fedcsd.models.layers import Chain, Dense
 
 
 def mlp(shape: Sequence[int], classes: int) -> nn.Module:
-    """Two hidden layers of 128 and 64 with ReLU, on data of any shape."""
+    """Make hidden layers of 128 and 64 with ReLU, for data of any shape."""
     return Chain(
         hidden1=Dense(prod(shape), 128),
         hidden2=Dense(128, 64),

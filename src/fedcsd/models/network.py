@@ -1,4 +1,4 @@
-"""Any `nn.Module` as what training needs: flat weights and gradients, logits and features."""
+"""Give any `nn.Module` flat weights and gradients, logits and features."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -10,14 +10,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedcsd import seeds
 from fedcsd.errors import UserError, unknown
-from fedcsd.kernels.chain import Chain, Pass
+from fedcsd.kernels.chain import LinkedLayers, Pass
 from fedcsd.kernels.vectors import slope_of
 from fedcsd.models import layers
 from fedcsd.weights import Layout, Weights, float_buffers
 
 
 class Outputs(NamedTuple):
-    """What a model says of a batch: logits [B, C] and penultimate features [B, D]."""
+    """The logits [B, C] and penultimate features [B, D] that a model computes for a batch."""
 
     logits: Tensor
     features: Tensor
@@ -28,8 +28,10 @@ def concatenated(outputs: Sequence[Outputs]) -> Outputs:
 
 
 def find_classifier(module: nn.Module, images: Tensor, name: str = "") -> nn.Module:
-    """The layer whose input are the features: the one named, or the linear layer whose output is the
-    model's output, found by trying it on two images."""
+    """Return the layer whose input are the features, found by trying the model on two images.
+
+    It is the named one, or the linear layer whose output is the model's output.
+    """
     seen: list[tuple[nn.Linear, Tensor]] = []
     hooks = [
         linear.register_forward_hook(lambda linear, _, output: seen.append((linear, output)))
@@ -73,11 +75,11 @@ def _first_line(error: Exception) -> str:
 
 
 class Network:
-    """A model whose tensors are views of one flat vector, with its gradient in another.
+    """Make a model's tensors views of one flat vector, and its gradients views of another.
 
-    Loading weights, taking an optimizer step and reading the result are then single operations,
-    however many layers there are. In bfloat16 (`bf16`, on a GPU) the matrices and the kernels of
-    convolutions are rounded copies of the flat vector, made anew by `refresh` before every step;
+    Loading weights, an optimizer step and reading the result are then one operation each,
+    for any number of layers. In bfloat16 (`bf16`, on a GPU) matrices and convolution kernels
+    are rounded copies of the flat vector, which `refresh` makes anew before every step;
     the vector itself, its gradient and the optimizer stay in float32.
     """
 
@@ -91,7 +93,7 @@ class Network:
         if images.is_cuda:
             for norm in self.norms:
                 if norm.momentum is not None:
-                    norm.num_batches_tracked = None  # a count that nobody reads: an operation for each layer
+                    norm.num_batches_tracked = None  # an unused count costs an operation for each layer
         self._buffers: list[tuple[nn.Module, str, Tensor]] = []
         self._aside: list[tuple[nn.Module, str, Tensor]] = []  # integers, and what is not saved
         self._mode: tuple[bool, bool] | None = None
@@ -127,8 +129,7 @@ class Network:
         return self.module.get_submodule(owner), leaf
 
     def hold_buffers(self, *, keep: bool = False) -> None:
-        """Put the buffers back to where they were, for models that assign new ones to their names; `keep`
-        takes over what was assigned."""
+        """Restore the buffers of models that assign new ones; `keep` copies the values of the new ones."""
         for number, (owner, leaf, tensor) in enumerate((*self._buffers, *self._aside)):
             assigned = getattr(owner, leaf)
             if assigned is not tensor:
@@ -137,22 +138,22 @@ class Network:
                     tensor.copy_(assigned.detach())
                 setattr(owner, leaf, tensor)
 
-    def _chain(self) -> Chain | None:
-        """The model for the kernels, if it is one for them."""
+    def _chain(self) -> LinkedLayers | None:
+        """Return the model for the kernels, or None if they cannot compute it."""
         links = self.module.links() if isinstance(self.module, layers.Chain) else None
         if links is None or self.bf16 or not self.flat.is_cpu:
             return None
         parts = torch.split(self.gradient, [p.numel() for p in self.trained])
         places = {id(p): part for p, part in zip(self.trained, parts, strict=True)}
         tensors = [tensor for weight, bias, _ in links for tensor in (weight, bias)]
-        return Chain(links, [places.get(id(tensor)) for tensor in tensors])
+        return LinkedLayers(links, [places.get(id(tensor)) for tensor in tensors])
 
     def steady(self, images: Tensor) -> bool:
-        """Whether such images have the same outputs in every mode and batch, to the last bit."""
+        """Tell if such images have the same outputs in every mode and batch, to the last bit."""
         return self.chain is not None and self.chain.plan(images) is not None
 
     def record(self, images: Tensor) -> Outputs:
-        """The same as a call, for a training step: `differentiate` follows, for a loss of what is returned."""
+        """Compute outputs for a training step; `differentiate` follows with a loss of them."""
         plan = self.chain.plan(images) if self.chain is not None else None
         if self.chain is None or plan is None:
             return self(images)
@@ -160,7 +161,7 @@ class Network:
         return Outputs(made.logits.requires_grad_(), made.features.requires_grad_())
 
     def __call__(self, images: Tensor) -> Outputs:
-        """Logits and features of images [B, ...] in the present mode (train or eval)."""
+        """Compute logits and features of images [B, ...] in the present mode (train or eval)."""
         if self.chain is not None and not torch.is_grad_enabled():
             plan = self.chain.plan(images)
             if plan is not None:
@@ -174,14 +175,16 @@ class Network:
         return Outputs(logits, features.float() if self.bf16 else features)
 
     def take_features(self) -> Tensor:
-        """What the classifier was given in the forward pass just made."""
+        """Return the classifier's input in the last forward pass."""
         layer: Any = self.classifier
         features, layer.tapped = layer.tapped, None
         return cast(Tensor, features)
 
     def differentiate(self, loss: Tensor) -> None:
-        """The gradient of a loss, or of the mean of one for each sample [B], written into `gradient`; a parameter
-        that has no part in it has zeros."""
+        """Write the gradient of a loss, or of the mean of one for each sample [B], into `gradient`.
+
+        A parameter that the loss does not depend on has zeros.
+        """
         if self._pass is not None and self.chain is not None:
             made, self._pass = self._pass, None
             self.chain.backward(made, *slopes(loss, made.logits, made.features))
@@ -198,24 +201,25 @@ class Network:
         torch.cat(pieces, out=self.gradient)
 
     def refresh(self) -> None:
-        """Take over the flat vector's present values, where the model works on a rounded copy."""
+        """Round the flat vector's present values for a model in bfloat16."""
         if self.rounded is not None:
             self.rounded.refresh()
 
     def load(self, weights: Weights) -> None:
+        """Copy weights into the model; buffers that are not weights start anew."""
         self.hold_buffers()
         self.flat.copy_(weights.flat)
         self.refresh()
         for (*_, buffer), initial in zip(self._aside, self._initial, strict=True):
-            buffer.copy_(initial)  # as new for every client
+            buffer.copy_(initial)
 
     def weights(self) -> Weights:
-        """A copy of the present weights."""
+        """Return a copy of the present weights."""
         self.hold_buffers(keep=True)
         return Weights(self.layout, self.flat.clone())
 
     def remembers(self, images: Tensor) -> bool:
-        """Whether a pass in training changes a buffer, as BatchNorm does."""
+        """Tell if a forward pass in training changes a buffer, as BatchNorm does."""
         places = [*self._buffers, *self._aside]
         before = [tensor.clone() for *_, tensor in places]
         if not before:
@@ -233,7 +237,7 @@ class Network:
         return any(changed)
 
     def train(self, *, single: bool = False) -> None:
-        """Training mode. One sample has no batch statistics: BatchNorm then uses its running ones."""
+        """Switch to training mode. A single sample has no batch statistics, so BatchNorm uses its running ones."""
         single = single and bool(self.norms)
         if self._mode != (True, single):
             self.module.train()  # a model may leave its BatchNorm in eval mode
@@ -242,13 +246,14 @@ class Network:
             self._mode = (True, single)
 
     def eval(self) -> None:
+        """Switch to evaluation mode."""
         if self._mode != (False, False):
             self.module.eval()
             self._mode = (False, False)
 
 
 def slopes(loss: Tensor, logits: Tensor, features: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The gradients of logits and features; a loss that is a kernel's result brings its own along."""
+    """Return the gradients of logits and features; a kernel's loss has computed its own already."""
     known = slope_of(loss, logits)
     if known is not None:
         return known * (1 / len(loss)), None
@@ -261,8 +266,10 @@ _TAPPED: dict[type[nn.Module], type[nn.Module]] = {}
 
 
 def tapped(kind: type[nn.Module]) -> type[nn.Module]:
-    """A kind of layer that also remembers its input. A hook would do the same, but a model with hooks is
-    compiled anew for every copy of it."""
+    """Return a class of layers that also keep their input.
+
+    A hook could do the same, but torch.compile compiles a model with hooks anew for every copy.
+    """
     if kind in _TAPPED.values():
         return kind
     if kind in _TAPPED:
@@ -285,11 +292,10 @@ def tapped(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 class Rounded:
-    """A network's matrices and convolutions in bfloat16, the latter channels last.
+    """Keep a network's matrices and convolutions in bfloat16, the latter channels last.
 
-    All of them are rounded, and their gradients brought back, in one operation, where a cast for each
-    layer would be hundreds. Kernels whose numbers then lie in another order than in the flat vector
-    are put in order before, all together.
+    One operation rounds all of them and one copies all gradients back, where a cast for each layer would take
+    hundreds. Kernels whose numbers lie in another order than in the flat vector are put in order before.
     """
 
     def __init__(self, network: Network, module: nn.Module):
@@ -334,13 +340,13 @@ class Rounded:
         return images.contiguous(memory_format=torch.channels_last) if self._last(images) else images
 
     def refresh(self) -> None:
-        """Round the flat vector's present values."""
+        """Round the flat vector's present values into the bfloat16 tensors."""
         if self.turned:
             torch.index_select(self.parameters, 0, self.there, out=self.in_order)
         copy_all(self.rounded, self.exactly)
 
     def gather(self, gradients: Sequence[Tensor | None]) -> None:
-        """Bring gradients, each in its parameter's type and order, into the flat vector."""
+        """Copy gradients, each in its parameter's type and order, into the flat vector."""
         found = [
             self._flattened(torch.zeros_like(p) if g is None else g)
             for p, g in zip(self.trained, gradients, strict=True)

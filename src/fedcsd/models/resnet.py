@@ -1,4 +1,4 @@
-"""Residual networks (He et al. 2016) of 18, 34 and 50 layers, for small and for large images."""
+"""Make residual networks (He et al. 2016) of 18, 34 and 50 layers, for small and for large images."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -18,19 +18,19 @@ SMALLEST: dict[str, int] = {"cifar": 8, "imagenet": 32}  # at these the last sta
 
 
 def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    """Padded to keep the size at stride 1; without a bias, which the norm after it would cancel or repeat."""
+    """Make a convolution without bias, since a norm follows; at stride 1 the size stays."""
     return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
 
 
 def projection(inputs: int, outputs: int, stride: int, norm: Norm) -> nn.Module:
-    """The shortcut of a block: nothing where the shape stays, else a 1×1 convolution and its norm."""
+    """Make the shortcut of a block: the identity where the shape stays, else a 1×1 convolution and its norm."""
     if stride == 1 and inputs == outputs:
         return nn.Identity()
     return nn.Sequential(convolution(inputs, outputs, 1, stride), norm(outputs))
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions around which the input is added."""
+    """Add the input to the output of two 3×3 convolutions."""
 
     expansion = 1
 
@@ -41,16 +41,16 @@ class BasicBlock(nn.Module):
         self.shortcut = projection(inputs, width, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, inputs, H, W] to [B, width, H/stride, W/stride]."""
+        """Map [B, inputs, H, W] to [B, width, H/stride, W/stride]."""
         y = F.relu(self.norm1(self.conv1(x)), inplace=True)
         y = self.norm2(self.conv2(y))
         return F.relu(y + self.shortcut(x), inplace=True)
 
 
 class Bottleneck(nn.Module):
-    """1×1 to few channels, 3×3 among them, 1×1 back to four times as many.
+    """Add the input to the output of three convolutions: 1×1 to few channels, 3×3, 1×1 to four times as many.
 
-    The stride is the 3×3's: on the first 1×1 it would never look at three pixels of four.
+    The 3×3 has the stride: on the first 1×1 it would skip three pixels of four.
     """
 
     expansion = 4
@@ -64,24 +64,27 @@ class Bottleneck(nn.Module):
         self.shortcut = projection(inputs, outputs, stride, norm)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, inputs, H, W] to [B, 4·width, H/stride, W/stride]."""
+        """Map [B, inputs, H, W] to [B, 4·width, H/stride, W/stride]."""
         y = F.relu(self.norm1(self.conv1(x)), inplace=True)
         y = F.relu(self.norm2(self.conv2(y)), inplace=True)
         y = self.norm3(self.conv3(y))
         return F.relu(y + self.shortcut(x), inplace=True)
 
 
+Block = type[BasicBlock] | type[Bottleneck]
+
+
 class ResNet(nn.Module):
-    """A stem, four stages of blocks (each halves the image but the first), the mean over pixels, a classifier."""
+    """Apply a stem, four stages of blocks (all but the first halve the image), the mean over pixels, a classifier."""
 
     def __init__(
         self,
-        block: type[BasicBlock] | type[Bottleneck],
+        block: Block,
         depths: Sequence[int],
         channels: int,
         classes: int,
         norm: Norm,
-        stem: StemName,
+        stem: str,
     ):
         super().__init__()
         kernel, stride = (3, 1) if stem == "cifar" else (7, 2)
@@ -101,21 +104,15 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images [B, C, H, W] to logits [B, classes]; the features are the mean over pixels, 512 or 2048."""
+        """Map images [B, C, H, W] to logits [B, classes]; the features are the mean over pixels, 512 or 2048."""
         x = self.pool(F.relu(self.norm(self.conv(x)), inplace=True))
         return self.classifier(self.stages(x).mean((2, 3)))  # type: ignore[no-any-return]
 
 
-def _checked(
-    name: str,
-    block: type[BasicBlock] | type[Bottleneck],
-    depths: Sequence[int],
-    shape: Sequence[int],
-    classes: int,
-    norm: NormName,
-    stem: StemName,
+def _resnet(
+    name: str, block: Block, depths: Sequence[int], shape: Sequence[int], classes: int, norm: str, stem: str
 ) -> ResNet:
-    """The network, or one line on what does not fit."""
+    """Make a network; a wrong option or too small images raise a UserError."""
     if norm not in NORMS:
         raise unknown("norm", norm, NORMS)
     if stem not in SMALLEST:
@@ -133,19 +130,19 @@ def _checked(
 def resnet18(
     shape: Sequence[int], classes: int, *, norm: NormName = "batch", stem: StemName = "cifar"
 ) -> nn.Module:
-    """ResNet-18 with a 3×3 stem for small images: 11.2 M parameters, 512 features."""
-    return _checked("resnet18", BasicBlock, (2, 2, 2, 2), shape, classes, norm, stem)
+    """Make ResNet-18 with a 3×3 stem for small images: 11.2 M parameters, 512 features."""
+    return _resnet("resnet18", BasicBlock, (2, 2, 2, 2), shape, classes, norm, stem)
 
 
 def resnet34(
     shape: Sequence[int], classes: int, *, norm: NormName = "batch", stem: StemName = "cifar"
 ) -> nn.Module:
-    """ResNet-34 with a 3×3 stem for small images: 21.3 M parameters, 512 features."""
-    return _checked("resnet34", BasicBlock, (3, 4, 6, 3), shape, classes, norm, stem)
+    """Make ResNet-34 with a 3×3 stem for small images: 21.3 M parameters, 512 features."""
+    return _resnet("resnet34", BasicBlock, (3, 4, 6, 3), shape, classes, norm, stem)
 
 
 def resnet50(
     shape: Sequence[int], classes: int, *, norm: NormName = "batch", stem: StemName = "cifar"
 ) -> nn.Module:
-    """ResNet-50 with a 3×3 stem for small images: 23.5 M parameters with ten classes, 2048 features."""
-    return _checked("resnet50", Bottleneck, (3, 4, 6, 3), shape, classes, norm, stem)
+    """Make ResNet-50 with a 3×3 stem for small images: 23.5 M parameters with ten classes, 2048 features."""
+    return _resnet("resnet50", Bottleneck, (3, 4, 6, 3), shape, classes, norm, stem)

@@ -1,4 +1,4 @@
-"""The simple CNN of the paper (from MOON): two 5×5 convolutions and three linear layers."""
+"""Make the simple CNN of the paper (from MOON): two 5×5 convolutions and three linear layers."""
 
 from collections.abc import Sequence
 
@@ -9,7 +9,7 @@ from fedcsd.models.layers import Chain, ConvPool, Dense
 
 
 class SimpleCNN(Chain):
-    """Images [B, C, H, W] to logits [B, classes]; the features are the 84 of `fc2`."""
+    """Map images [B, C, H, W] to logits [B, classes]; the features are the 84 of `fc2`."""
 
     conv1: ConvPool
     conv2: ConvPool
@@ -34,5 +34,5 @@ class SimpleCNN(Chain):
 
 
 def simple_cnn(shape: Sequence[int], classes: int) -> nn.Module:
-    """conv5×5-6, pool, conv5×5-16, pool, 120, 84, classes (28×28 images: 44,426 parameters for ten classes)."""
+    """Make conv5×5-6, pool, conv5×5-16, pool, 120, 84, classes (28×28 images: 44,426 parameters for ten classes)."""
     return SimpleCNN(shape, classes)

@@ -1,4 +1,7 @@
-"""The losses and the prototype arithmetic: pure functions on tensors, shapes in the docstrings."""
+"""Compute losses and prototypes: pure functions on tensors, with their shapes in the docstrings.
+
+Networks, clients and settings do not belong here.
+"""
 
 from fedcsd.objectives.csd import (
     authors_csd_loss,

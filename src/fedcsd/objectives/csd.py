@@ -1,4 +1,4 @@
-"""Class prototype similarity distillation: the loss of FedCSD (sections IV-A and IV-B of the paper)."""
+"""Compute the loss of FedCSD, class prototype similarity distillation (sections IV-A and IV-B of the paper)."""
 
 from typing import Literal
 
@@ -14,7 +14,7 @@ Scale = Literal["none", "classes"]
 
 
 def similarity_weights(student_logits: Tensor, prototypes: Tensor, scale: Scale = "none") -> Tensor:
-    """`δ̂ = softmax_c(cos(z, P_c))` for each sample: [B, C], [C, C] -> [B, C].
+    """Compute `δ̂ = softmax_c(cos(z, P_c))` for each sample: [B, C], [C, C] -> [B, C].
 
     A class without a prototype is a row of zeros and has similarity 0. Scale "classes" multiplies
     by C, so that the mean weight is 1 and the refined logits keep the teacher's size.
@@ -25,7 +25,7 @@ def similarity_weights(student_logits: Tensor, prototypes: Tensor, scale: Scale 
 
 
 def soft_label_mask(teacher_logits: Tensor, labels: Tensor, mask: Mask = "adaptive") -> Tensor:
-    """1 where the teacher's soft label is kept, 0 where it is filtered: [B, C], [B] -> [B].
+    """Return 1 where the teacher's soft label is kept and 0 where it is filtered: [B, C], [B] -> [B].
 
     "adaptive": the teacher gives the true class more than 1/C. "forcible": it ranks it first.
     """
@@ -49,9 +49,9 @@ def csd_target(
     target: Target = "teacher",
     similarity_scale: Scale = "none",
 ) -> Tensor:
-    """The refined soft label `q = softmax(δ̂ ⊙ z_ξ / τ)`, a constant: [B, C], [B, C], [C, C] -> [B, C].
+    """Compute the refined soft label `q = softmax(δ̂ ⊙ z_ξ / τ)`: [B, C], [B, C], [C, C] -> [B, C].
 
-    Prototypes are needed for the similarity only.
+    It is a constant for the gradient. Prototypes are needed for the similarity only.
     """
     if target == "uniform":
         return torch.full_like(teacher_logits, 1 / teacher_logits.shape[1])
@@ -74,7 +74,7 @@ def csd_loss(
     target: Target = "teacher",
     similarity_scale: Scale = "none",
 ) -> Tensor:
-    """`M_i · τ² · −Σ_c q_c log softmax(z/τ)_c` for each sample.
+    """Compute `M_i · τ² · −Σ_c q_c log softmax(z/τ)_c` for each sample.
 
     student_logits [B, C], teacher_logits [B, C], prototypes [C, C], labels [B] -> [B]. Masked samples
     are 0. The gradient goes into `student_logits` only, and only through the log-probabilities.
@@ -94,7 +94,7 @@ def csd_loss(
 def masked_distillation(
     q: Tensor, student_logits: Tensor, teacher_logits: Tensor, labels: Tensor, *, tau: float, mask: Mask
 ) -> Tensor:
-    """`csd_loss` for a target q [B, C] that is known already: -> [B]."""
+    """Compute `csd_loss` for a target q [B, C] that is known already: -> [B]."""
     kept = soft_label_mask(teacher_logits.detach(), labels, mask)
     return kept * tau**2 * soft_cross_entropy(q, student_logits, tau)
 
@@ -102,7 +102,7 @@ def masked_distillation(
 def authors_csd_loss(
     student_logits: Tensor, teacher_logits: Tensor, prototypes: Tensor, labels: Tensor, *, tau: float
 ) -> Tensor:
-    """The loss of the authors' released code, which differs from the paper's: shapes as `csd_loss`.
+    """Compute the loss of the authors' released code, which differs from the paper's: shapes as `csd_loss`.
 
     The mask is taken from the refined logits, the loss is the KL divergence, and the gradient also
     flows through the similarity.

@@ -1,4 +1,4 @@
-"""Class prototypes: the mean of what a network says of a class."""
+"""Compute class prototypes: the mean output of a network for each class."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def class_prototypes(logits: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
-    """Mean vector of each class and how many samples it has: [N, D], [N] -> [classes, D], [classes].
+    """Return the mean vector and the size of each class: [N, D], [N] -> [classes, D], [classes].
 
     A class without samples has a row of zeros and count 0.
     """
@@ -22,9 +22,9 @@ def class_prototypes(logits: Tensor, labels: Tensor, classes: int) -> tuple[Tens
 
 
 class HolderMean:
-    """Global prototypes: for each class the mean over the clients that hold it, folded in one by one.
+    """Average the prototypes of each class over the clients that hold it, one client after another.
 
-    `last` [C, D] is what a class keeps that nobody holds.
+    A class that nobody holds keeps its row of `last` [C, D].
     """
 
     def __init__(self, last: Tensor):
@@ -33,23 +33,24 @@ class HolderMean:
         self.holders = torch.zeros(last.shape[0], dtype=torch.int64, device=last.device)
 
     def add(self, prototypes: Tensor, held: Tensor) -> None:
-        """A client's prototypes [C, D] and which classes it holds [C]."""
+        """Add a client's prototypes [C, D]; `held` [C] is true for the classes it holds."""
         self.sums += prototypes * held.bool()[:, None]
         self.holders += held.bool()
 
     @property
     def held(self) -> Tensor:
-        """Which classes somebody holds [C]."""
+        """Return [C], true for the classes that somebody holds."""
         return self.holders > 0
 
     @property
     def value(self) -> Tensor:
+        """Return the global prototypes [C, D]."""
         mean = (self.sums / self.holders.clamp_min(1)[:, None]).to(self.last.dtype)
         return torch.where(self.held[:, None], mean, self.last)
 
 
 def average_over_holders(local: Iterable[tuple[Tensor, Tensor]], last: Tensor) -> Tensor:
-    """The `HolderMean` of (prototypes [C, D], held [C]) client by client -> [C, D]."""
+    """Return the `HolderMean` of the clients' (prototypes [C, D], held [C])."""
     mean = HolderMean(last)
     for prototypes, held in local:
         mean.add(prototypes, held)

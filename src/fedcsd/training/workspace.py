@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedcsd.config import Settings
 from fedcsd.data.dataset import Dataset
-from fedcsd.data.matching import Alike
+from fedcsd.data.matching import MatchingTests
 from fedcsd.models import Factory
 from fedcsd.models.network import Network, Outputs, concatenated
 from fedcsd.training.images import Images
@@ -48,7 +48,7 @@ class Workspace:
             (data.x_train, data.y_train, rows) for rows in torch.split(kept, self.forward_batch) if len(rows)
         ]
         self.probe_rows = test[:PROBE]
-        self.alike = Alike(data, len(parts))
+        self.alike = MatchingTests(data, len(parts))
         self.cache = Cache()
         self._networks: dict[str, Network] = {}
 

@@ -1,4 +1,4 @@
-"""Where data comes from. A name stands for one function that returns a Dataset; a path is told by what is there."""
+"""Read data sets by name or path. Each name stands for a function that returns a Dataset; partitions do not belong here."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -21,7 +21,7 @@ SOURCES = {
 
 
 def source(name: str) -> Callable[..., Dataset]:
-    """The function behind a name."""
+    """Return the function of a name."""
     if name not in SOURCES:
         raise UserError(
             f"{unknown('data set', name, SOURCES)}; or give a path: an .npz file, a folder of images, parquet files"
@@ -32,7 +32,7 @@ def source(name: str) -> Callable[..., Dataset]:
 
 
 def load_source(name: str, options: Mapping[str, Any], folder: Path | None) -> Dataset:
-    """A data set by name, by path, or from the hub as hub:owner/name."""
+    """Load a data set by name, by path, or from the hub as hub:owner/name."""
     if name.startswith("hub:"):
         from fedcsd.data.sources.hub import download
         from fedcsd.data.sources.parquet import parquet
@@ -46,6 +46,7 @@ def load_source(name: str, options: Mapping[str, Any], folder: Path | None) -> D
 
 
 def load_path(path: Path, options: Mapping[str, Any]) -> Dataset:
+    """Load a data set from a file or folder; its kind follows from its content."""
     if not path.exists():
         raise UserError(f"there is no file or folder {path}")
     if path.suffix.lower() == ".npz":

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: 1,797 real 8×8 images of ten classes, on disk with scikit-learn."""
+"""Load scikit-learn's handwritten digits: 1,797 real 8×8 images of ten classes, part of scikit-learn."""
 
 from pathlib import Path
 
@@ -8,7 +8,7 @@ from fedcsd.data.dataset import Dataset
 
 
 def digits(folder: Path | None = None) -> Dataset:
-    """1,797 handwritten digits of 8×8 pixels, ten classes; a fifth is the test set. Needs no download."""
+    """Load 1,797 handwritten digits of 8×8 pixels, ten classes; a fifth is the test set. Needs no download."""
     from sklearn.datasets import load_digits
 
     images, labels = load_digits(return_X_y=True)

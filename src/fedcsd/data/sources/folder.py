@@ -1,4 +1,4 @@
-"""Image folders: class/image, or domain/class/image where each domain can be a client."""
+"""Read image folders: class/image, or domain/class/image where each domain can be a client."""
 
 import os
 import re
@@ -25,13 +25,13 @@ SPLITS |= dict.fromkeys(("val", "valid", "validation", "dev"), "val")
 def image_folder(
     path: Path, *, size: int = 0, test: float = 0.2, train_pool: float = 0, classes: str = ""
 ) -> Dataset:
-    """A folder of images, class/image or domain/class/image.
+    """Read a folder of images, class/image or domain/class/image.
 
     size        scale all images to size × size
-    test        the share of each domain, rounded up, that is test data; not used with train/ and test/ folders
+    test        share of each domain, rounded up, that is test data; not used with train/ and test/ folders
     train_pool  training images of each domain: 0 for all that are not test data, a share of the domain
                 if below 1, else a number
-    classes     the names of all classes in order, A,B,…, where the folder need not have them all
+    classes     names of all classes in order, A,B,…, if the folder need not have them all
     """
     check_share(test)
     files, places = _found(path)
@@ -72,7 +72,7 @@ def image_folder(
 
 
 def _found(path: Path) -> tuple[list[Path], list[tuple[str, ...]]]:
-    """All images, and their places: (class, image) or (domain, class, image)."""
+    """Return all images, and their places: (class, image) or (domain, class, image)."""
     files = sorted(images_below(path))
     if not files:
         raise UserError(f"{path} holds no images: it should be class/image.png or domain/class/image.png")
@@ -87,7 +87,7 @@ def _found(path: Path) -> tuple[list[Path], list[tuple[str, ...]]]:
 
 
 def _labelled(path: Path, folders: list[str], classes: str) -> tuple[list[str], Any]:
-    """All classes and the number of each image's: by the names in order, or as they are given."""
+    """Return all classes, by name or as given, and the number of each image's class."""
     if not classes:
         known, numbers = numbered(folders)
         kinds = {SPLITS[name.lower()]: name for name in known if name.lower() in SPLITS}
@@ -104,8 +104,10 @@ def _labelled(path: Path, folders: list[str], classes: str) -> tuple[list[str], 
 
 
 def _without_images(path: Path, places: list[tuple[str, ...]], known: list[str]) -> str:
-    """The folders in the place of a class or a domain that hold no image, in words; "" if there are none. A class
-    that has images elsewhere, or was given, is none of them."""
+    """Return a sentence about the folders of classes or domains that hold no image, or "" without any.
+
+    Classes that have images elsewhere, or were given, are left out.
+    """
     having = {p[:depth] for p in places for depth in range(1, len(p))}
     around = [(), *(h for h in having if len(h) < len(places[0]) - 1)]
     below = [(*a, f.name) for a in around for f in path.joinpath(*a).iterdir() if f.is_dir()]
@@ -121,10 +123,10 @@ def _without_images(path: Path, places: list[tuple[str, ...]], known: list[str])
 def by_split(
     path: Path, files: list[Path], parts: list[tuple[str, ...]]
 ) -> tuple[list[Path], list[tuple[str, ...]]]:
-    """Files, and their places with the top folder called train, test or val where that is what it is.
+    """Return files, and their places with a split's folder renamed to train, test or val.
 
-    Beside a test folder a validation folder is left out. Folders that may be splits but are not clearly so
-    are refused, since as domains they would mix training and test data.
+    A validation folder beside a test folder is left out. Unclear folders are refused, since as domains they would
+    mix training and test data.
     """
     tops = sorted({p[0] for p in parts if len(p) == 3})
     kinds = [SPLITS.get(top.lower(), "") for top in tops]
@@ -145,7 +147,7 @@ def by_split(
 
 
 def images_below(path: Path) -> Iterator[Path]:
-    """Image files in all folders below, linked ones too, hidden ones not."""
+    """Yield image files in all folders below, linked ones too, hidden ones not."""
     for top, folders, names in os.walk(path, followlinks=True):
         folders[:] = [f for f in folders if not f.startswith(".")]
         yield from (
@@ -156,8 +158,10 @@ def images_below(path: Path) -> Iterator[Path]:
 def split(
     groups: Any, domains: list[str], test: float, pool: float
 ) -> tuple[torch.Tensor, torch.Tensor, bool]:
-    """Training and test rows, and whether the domains are groups: by folders called train and test or
-    val, else a seeded share of each domain."""
+    """Return training rows, test rows, and if the domains are groups.
+
+    Folders called train and test or val decide, else a seeded share of each domain.
+    """
     g = torch.from_numpy(groups)
     if domains in (["test", "train"], ["train", "val"]):
         train = torch.nonzero(g == domains.index("train"))[:, 0]
@@ -178,7 +182,7 @@ def split(
 
 
 def office_folder(folder: Path | None) -> Path:
-    """The folder with the four domains: FOLDER/office_caltech_10, or FOLDER itself."""
+    """Return the folder with the four domains: FOLDER/office_caltech_10, or FOLDER itself."""
     where = folder / "office_caltech_10" if folder and (folder / "office_caltech_10").is_dir() else folder
     if where is None or not (where / "amazon").is_dir():
         raise UserError(
@@ -189,7 +193,7 @@ def office_folder(folder: Path | None) -> Path:
 
 
 def office_caltech_10(folder: Path | None, *, train_pool: float = 0, size: int = 256) -> Dataset:
-    """Office-Caltech-10: 2,533 images of ten classes from four domains, which are four clients."""
+    """Load Office-Caltech-10: 2,533 images of ten classes from four domains, which are four clients."""
     data = image_folder(office_folder(folder), size=size, train_pool=train_pool)
     return replace(
         data.normalised((0.0,) * 3, (1.0,) * 3),

@@ -1,4 +1,4 @@
-"""NumPy archives: `x_train, y_train`, test data beside them or not, and what else is known of the samples."""
+"""Read NumPy archives: `x_train` and `y_train`, with or without test data and clients."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +12,12 @@ from fedcsd.errors import UserError
 
 
 def npz(path: Path, *, client: str = "client", test: float = 0.2, classes: int = 0) -> Dataset:
-    """An .npz file with x_train and y_train, and x_test and y_test where test data is given.
+    """Read an .npz file with x_train and y_train, and x_test and y_test if test data is given.
 
-    client   an array with the client of each training sample, for `--partition column`, if there is one;
-             with `_test` behind its name, of each test sample
-    test     the share that is set aside as test data where there is none
-    classes  how many there are, where the file need not have them all
+    client   an array with the client of each training sample, for `--partition column`;
+             with `_test` after its name, of each test sample
+    test     share that is set aside as test data if the file has none
+    classes  number of classes, if the file need not have them all
     """
     check_share(test)
     try:
@@ -67,14 +67,14 @@ def _groups(columns: dict[str, np.ndarray], client: str, found: dict[str, np.nda
 
 
 def _names(column: np.ndarray, name: str, samples: int) -> list[str]:
-    """The client of each sample, checked."""
+    """Check the array of clients and return their names, one a sample."""
     if column.ndim != 1:
         raise UserError(f"{name} must be [N], the client of each sample; it is {list(column.shape)}")
     if len(column) != samples:
         raise UserError(f"{name} has {len(column)} entries for {samples} samples")
     if column.dtype.kind == "S":
         column = np.char.decode(column, "utf-8", "replace")
-    # What is not equal to itself is not a number, or not a time.
+    # NaN and NaT differ from themselves.
     empty = np.flatnonzero((column != column) | (column == "" if column.dtype.kind == "U" else False))
     if len(empty):
         raise UserError(

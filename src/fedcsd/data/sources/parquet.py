@@ -1,4 +1,4 @@
-"""Image data sets in parquet files, as the Hugging Face hub keeps them: a column of images, one of labels."""
+"""Read image data sets in parquet files, as the Hugging Face hub keeps them: a column of images, one of labels."""
 
 import os
 import re
@@ -19,9 +19,11 @@ LABELS = ("label", "labels", "fine_label", "character", "class", "target", "y")
 
 
 def split_files(folder: Path) -> dict[str, list[Path]]:
-    """The parquet files of a folder by split, by the word test (or validation) in their names or in those
-    of the folders they are in; one file alone is training data. Where there is a test file, validation files
-    are left out."""
+    """Return the parquet files of a folder by split; one file alone is training data.
+
+    The word test (or validation) in their names, or in those of their folders, decides. Validation files beside
+    a test file are left out.
+    """
     if folder.is_file():
         return {"train": [folder], "test": []}
     files = sorted(Path(top) / name for top, _, names in os.walk(folder, followlinks=True) for name in names)
@@ -33,7 +35,7 @@ def split_files(folder: Path) -> dict[str, list[Path]]:
 
 
 def _words(path: Path) -> set[str]:
-    """The words in a file's name; where none of them is a split's, those of the nearest folder that has one."""
+    """Return the words in a file's name, or in that of the nearest folder that names a split."""
     names = [path.stem, *reversed(path.parts[:-1])]
     words = [set(re.split(r"[^a-z]+", name.lower())) for name in names]
     return next((some for some in words if some & {"train", "test", *VALID}), words[0])
@@ -51,13 +53,13 @@ def parquet(
     classes: int = 0,
     title: str = "",
 ) -> Dataset:
-    """Parquet files with an image and a label column.
+    """Read parquet files with an image and a label column.
 
-    image, label   names of the columns (found by themselves where that is possible)
-    client         a column that names the client of each sample, for `--partition column`
+    image, label   names of the columns, if they cannot be found
+    client         a column with the client of each sample, for `--partition column`
     size           scale all images to size × size
-    test           the share that is set aside as test data where there is no test file
-    classes        how many there are, where the files need not have them all
+    test           share that is set aside as test data if there is no test file
+    classes        number of classes, if the files need not have them all
     """
     check_share(test)
     files = split_files(path)
@@ -70,7 +72,7 @@ def parquet(
     key = content_key(every, {**options, **several, "kind": "parquet"})
     title = title or path.stem
     data = cached(title, key, lambda: _decode(files, title, **options))
-    if not classes and not keep_labels:  # told of decoded data too
+    if not classes and not keep_labels:  # also for data from the cache
         tell_gaps(title, data.y_train.numpy(), data.y_test.numpy(), data.classes)
     return data
 
@@ -127,7 +129,7 @@ def _read(path: Path) -> Any:
 
 
 def _columns(table: Any, path: Path, image: str, label: str, client: str) -> tuple[str, str]:
-    """The image and the label column: as named, or as the file's own description or habit has it."""
+    """Return the names of the image and the label column, as given or found in the file's schema."""
     import pyarrow as pa
 
     columns = table.column_names
@@ -191,7 +193,7 @@ def _images(
 
 
 def _bytes(column: Any, name: str, path: Path) -> Any:
-    """The encoded images of a column: bytes, or a struct with a field of that name as on the hub."""
+    """Return the encoded images of a column: of bytes, or of structs with a field `bytes` as on the hub."""
     import pyarrow as pa
 
     if pa.types.is_struct(column.type) and "bytes" in [field.name for field in column.type]:
