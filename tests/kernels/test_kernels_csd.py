@@ -47,7 +47,7 @@ def problems(draw: st.DrawFn) -> tuple[Given, dict[str, Any]]:
 def test_it_is_what_the_objectives_say(problem: Any) -> None:
     tensors, how = problem
     assume(how["mask"] != "adaptive" or decided(tensors[1], tensors[3]))
-    assert kernels._fits(*tensors, kernels.How(**how))
+    assert kernels._fits(*tensors, kernels.CsdOptions(**how))
     found = result(tensors, **how)
     close(found, tensors, how)
     with torch.no_grad():

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,50 +71,44 @@ def parquet(
     several = {"test_files": len(files["test"])} if len({f.parent for f in every}) > 1 else {}
     key = content_key(every, {**options, **several, "kind": "parquet"})
     title = title or path.stem
-    data = cached(title, key, lambda: _decode(files, title, **options))
+    data = cached(title, key, lambda: _decode(files, title, options))
     if not classes and not keep_labels:  # also for data from the cache
         tell_gaps(title, data.y_train.numpy(), data.y_test.numpy(), data.classes)
     return data
 
 
-def _decode(
-    files: dict[str, list[Path]],
-    title: str,
-    *,
-    image: str,
-    label: str,
-    client: str,
-    size: int,
-    test: float,
-    keep_labels: int,
-    classes: int,
-) -> Dataset:
+def _decode(files: dict[str, list[Path]], title: str, options: Mapping[str, Any]) -> Dataset:
     """Read and decode all files."""
+    client, keep_labels = options["client"], options["keep_labels"]
     tables = {split: [_read(path) for path in paths] for split, paths in files.items() if paths}
-    image, label = _columns(tables["train"][0], files["train"][0], image, label, client)
-    for table, path in (
-        (t, p) for split, some in tables.items() for t, p in zip(some, files[split], strict=True)
-    ):
-        for name in filter(None, (image, label, client)):
-            if name not in table.column_names:
-                raise UserError(f"{path.name} has no column {name!r}, which the other files have")
-            if name == client and table[name].null_count:
-                raise UserError(
-                    f"{path.name}: column {name!r} does not name the client of {table[name].null_count} samples: fill them in"
-                )
+    image, label = _columns(tables["train"][0], files["train"][0], options["image"], options["label"], client)
+    for split, some in tables.items():
+        for table, path in zip(some, files[split], strict=True):
+            _check_columns(table, path, [name for name in (image, label, client) if name], client)
     x, y, who = {}, {}, {}
     for split, parts in tables.items():
         labels = np.concatenate([_labels(t, label, p) for t, p in zip(parts, files[split], strict=True)])
         kept = np.flatnonzero(labels < keep_labels) if keep_labels else np.arange(len(labels))
-        x[split] = _images(parts, files[split], image, kept, size, f"{title} {split}")
+        x[split] = _images(parts, files[split], image, kept, options["size"], f"{title} {split}")
         y[split] = torch.from_numpy(labels[kept])
         if client:
             names = [str(v) for t in parts for v in t[client].to_pylist()]
             who[split] = [names[i] for i in kept]
     groups = group(who) if client else None
     arrays = (x["train"], y["train"], x.get("test"), y.get("test"))
-    number = classes or keep_labels or None
-    return Dataset.of_arrays(*arrays, name=title, classes=number, groups=groups, test=test)
+    number = options["classes"] or keep_labels or None
+    return Dataset.of_arrays(*arrays, name=title, classes=number, groups=groups, test=options["test"])
+
+
+def _check_columns(table: Any, path: Path, names: Sequence[str], client: str) -> None:
+    """Refuse a file that lacks a column of the others, or clients of samples."""
+    for name in names:
+        if name not in table.column_names:
+            raise UserError(f"{path.name} has no column {name!r}, which the other files have")
+        if name == client and (missing := table[name].null_count):
+            raise UserError(
+                f"{path.name}: column {name!r} does not name the client of {missing} samples: fill them in"
+            )
 
 
 def _read(path: Path) -> Any:
