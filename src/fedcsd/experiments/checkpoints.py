@@ -1,4 +1,4 @@
-"""The checkpoints of a run: the last two complete states, each with the clients' files that it names."""
+"""Keep the checkpoints of a run: the last two complete states, each with the clients' files that it names."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""This machine: the backend and the client states that an experiment has here, its GPU, and SIGTERM."""
+"""Open the backend and the client states of an experiment on this machine; check its GPU; handle SIGTERM."""
 
 import signal
 import threading

@@ -12,7 +12,8 @@ from fedcsd.data.partition import Counts
 from fedcsd.errors import Divergence
 
 FORMAT = 1
-"""Number of the form of a run's records. Whoever changes the form raises it and converts the committed runs."""
+"""Number of the form of config.toml, comparison.json and the facts. Whoever changes the form raises it and converts
+the committed results."""
 MENDING = settings_where(on_resume="mends")
 
 

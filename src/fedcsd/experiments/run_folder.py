@@ -1,4 +1,4 @@
-"""A run on disk: its settings, its measurements, and a state to continue from after any interruption.
+"""Keep a run on disk: settings, measurements, and a state to continue from after any interruption.
 
 config.toml        all settings, with versions, host and facts (format, digests of data, model and code, changes)
 partition.npz      training rows of each client, and how many of each class
@@ -54,7 +54,7 @@ MADE = {
 
 
 class RunDirectory(RecordedRun):
-    """The files of one run. `create` starts a new one, `open` finds one that exists."""
+    """Read and write the files of one run. `create` starts a new one, `open` finds one that exists."""
 
     def __init__(self, path: Path):
         self.path, self.checkpoints = path, Checkpoints(path)
@@ -84,7 +84,6 @@ class RunDirectory(RecordedRun):
                     "free some space or choose another --out"
                 )
             write_whole(path / "partition.npz", packed(*partition))
-            (path / "checkpoints").mkdir(exist_ok=True)
             run._write_config({**config, **environment(config["device"])})
         return run
 
