@@ -46,11 +46,12 @@ class Layout:
         frozen = [(n, p) for n, p in parameters if not p.requires_grad]
         tensors = [*trained, *frozen, *float_buffers(module)]
         dtypes = {str(t.dtype) for _, t in tensors}
-        if len(dtypes) != 1 or not trained:
+        if not trained:
+            raise UserError("the model has no trainable parameters")
+        if len(dtypes) > 1:
+            mixed = ", ".join(sorted(dtypes))
             raise UserError(
-                f"the model mixes {', '.join(sorted(dtypes))}: give it one floating-point type, for example with .float()"
-                if len(dtypes) > 1
-                else "the model has no trainable parameters"
+                f"the model mixes {mixed}: give it one floating-point type, for example with .float()"
             )
         names = [n for n, _ in tensors]
         return cls(

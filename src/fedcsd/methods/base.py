@@ -29,9 +29,8 @@ class Server:
 
     def __init__(self, weights: Weights, classes: int, features: int = 0, clients: int = 0):
         self.values: dict[str, Value]
-        facts = {"values": {"weights": weights}, "classes": classes, "features": features, "clients": clients}
-        for name, fact in facts.items():
-            object.__setattr__(self, name, fact)
+        facts = {"classes": classes, "features": features, "clients": clients}
+        vars(self).update(facts, values={"weights": weights})
 
     def __getattr__(self, name: str) -> Any:
         try:
