@@ -81,10 +81,10 @@ def test_what_is_set_in_place_of_the_scales_settings_is_told_with_it() -> None:
 def test_of_several_seeds_a_picture_of_one_model_has_the_first() -> None:
     one = Report.of(EXHIBITS["fig1"], Choices("smoke", (0,)), {})
     two = Report.of(EXHIBITS["fig1"], Choices("smoke", (0, 1)), {})
-    said = "a picture of one seed, the first that is asked for"
+    said = "only the first seed is shown"
     assert said in legend(two)
     assert said not in legend(one)
-    office = EXHIBITS["fig-comm"].parts[-1:]
-    both = (EXHIBITS["fig-comm"], replace(EXHIBITS["fig-comm"], parts=office))
+    office = EXHIBITS["fig-comm"].sections[-1:]
+    both = (EXHIBITS["fig-comm"], replace(EXHIBITS["fig-comm"], sections=office))
     remarks = [legend(Report.of(exhibit, Choices("smoke"), {})) for exhibit in both]
     assert [BETA_OPEN in some for some in remarks] == [True, False]

@@ -12,13 +12,22 @@ from hypothesis import strategies as st
 from fedcsd.errors import Divergence
 from fedcsd.experiments.recorded import Change
 from fedcsd.experiments.running import Run
-from fedcsd.paper.exhibits import EXHIBITS, NAMES, PRINTED, Cell, Exhibit, Part, Point
-from fedcsd.paper.measured import Measured, Result, apart, best_in, curve, measure, nearer_pool, order_of
+from fedcsd.paper.exhibits import EXHIBITS, NAMES, PRINTED, Entry, Exhibit, Point, Section
+from fedcsd.paper.measured import (
+    Result,
+    SectionResults,
+    apart,
+    best_in,
+    curve,
+    measure,
+    nearer_pool,
+    order_of,
+)
 from fedcsd.paper.report import (
     Report,
     cell,
     findings,
-    measured_cell,
+    measured,
     missing_line,
     order_lines,
     order_text,
@@ -49,13 +58,13 @@ def outcome(*accuracies: float, diverged: int = 0, **more: Any) -> Run:
 def result(
     row: str, values: list[float], printed: float | None = None, implied: float | None = None
 ) -> Result:
-    cell = Cell(row, "β = 0.5", POINT, "accuracy", printed, implied, "why" if implied else "")
+    cell = Entry(row, "β = 0.5", POINT, "accuracy", printed, implied, "why" if implied else "")
     seeds, none = tuple(range(len(values))), (None,) * len(values)
     return Result(cell, seeds, tuple(values), tuple(values), none, ())
 
 
 def test_a_cell_over_seeds() -> None:
-    cell = Cell("FedAvg", "β = 0.5", POINT, "accuracy", 66.67)
+    cell = Entry("FedAvg", "β = 0.5", POINT, "accuracy", 66.67)
     runs = {(POINT, 0): outcome(0.1, 0.60), (POINT, 1): outcome(0.7, 0.64), (POINT, 2): outcome(0.3, 0.68)}
     measured = measure(cell, (0, 1, 2), runs)
     assert measured.values == pytest.approx((60, 64, 68))
@@ -67,7 +76,7 @@ def test_a_cell_over_seeds() -> None:
 
 
 def test_what_is_missing_diverged_or_blown_up_is_not_whole() -> None:
-    cell = Cell("FedAvg", "β = 0.5", POINT)
+    cell = Entry("FedAvg", "β = 0.5", POINT)
     assert measure(cell, (0, 1), {(POINT, 0): outcome(0.5)}).missing == (1,)
     gone = measure(cell, (0, 1), {(POINT, 0): outcome(0.5), (POINT, 1): outcome(0.4, diverged=7)})
     assert gone.values[0] == pytest.approx(50)
@@ -95,12 +104,12 @@ def test_other_measures() -> None:
 
 def test_a_final_round_without_a_value_has_none() -> None:
     # A teacher that was right throughout has no wrong soft label to filter.
-    cell = Cell("digits", "wrong, filtered", POINT, "wrong_filtered")
+    cell = Entry("digits", "wrong, filtered", POINT, "wrong_filtered")
     run = replace(outcome(), history=[record(0.5, wrong_filtered=0.9), record(0.6)])
-    measured = measure(cell, (0,), {(POINT, 0): run})
-    assert math.isnan(measured.values[0])
-    assert measured.best == pytest.approx((90,))
-    assert measured_cell(measured) == ["–"]
+    found = measure(cell, (0,), {(POINT, 0): run})
+    assert math.isnan(found.values[0])
+    assert found.best == pytest.approx((90,))
+    assert measured(found) == ["–"]
 
 
 def test_the_order_of_four_methods_by_hand() -> None:
@@ -117,10 +126,10 @@ def test_the_order_of_four_methods_by_hand() -> None:
     # 71 against 72, spread √2 each: their difference of 1 is within √(2 + 2) = 2.
     assert order.unclear == (("a", "b"),)
     assert best_in(results) == {"b"}
-    text = "order differs, 4 of 5 pairs are as in the paper (Kendall's τ +0.60), the other way round "
-    assert order_text(results) == text + "1 pair that is no further apart than the seeds spread"
+    text = "order differs, 4 of 5 pairs are as in the paper (Kendall's τ +0.60), reversed: "
+    assert order_text(results) == text + "1 pair within the spread of the seeds"
     clear = [*results[1:], result("a", [66, 68], 74), result("e", [50, 50], 70), result("f", [80, 80], 50)]
-    assert "the other way round b above a; f above b, c, d, a, e" in order_text(clear)
+    assert "reversed: b above a; f above b, c, d, a, e" in order_text(clear)
 
 
 def test_pairs_whose_printed_order_is_not_sure_are_left_out() -> None:
@@ -156,13 +165,13 @@ def test_distance_leaves_out_suspect_numbers() -> None:
 
 
 def test_the_nearer_pool() -> None:
-    def part(title: str, values: list[float]) -> Measured:
+    def part(title: str, values: list[float]) -> SectionResults:
         cells = [
-            Cell(row, "average", Point("office_caltech_10", "fedavg", pool=62), "average", printed)
+            Entry(row, "average", Point("office_caltech_10", "fedavg", pool=62), "average", printed)
             for row, printed in (("a", 60.0), ("b", 62.0))
         ]
         results = [Result(c, (0,), (v,), (v,), (None,), ()) for c, v in zip(cells, values, strict=True)]
-        return Measured(Part(title, tuple(cells)), tuple(results))
+        return SectionResults(Section(title, tuple(cells)), tuple(results))
 
     text = nearer_pool([part("Office, 62 images", [61, 65]), part("Office, 60 %", [78, 80])])
     assert text == "nearer to the paper: 62 images (mean absolute difference, 62 images: 2.00, 60 %: 18.00)"
@@ -175,7 +184,7 @@ def test_the_nearer_pool() -> None:
 def test_the_text_of_a_cell() -> None:
     why = "no other method passes 72; the printed rise of 0.43 over FedAvg would make it 67.10"
     cells = tuple(
-        Cell(row, "β = 0.5", Point("cifar100", row, 0.5), "accuracy", printed, implied, reason)
+        Entry(row, "β = 0.5", Point("cifar100", row, 0.5), "accuracy", printed, implied, reason)
         for row, printed, implied, reason in (
             ("fedavg", 66.67, None, ""),
             ("moon", 98.49, 67.10, why),
@@ -183,7 +192,7 @@ def test_the_text_of_a_cell() -> None:
             ("fednova", 68.34, None, ""),
         )
     )
-    exhibit = Exhibit("table1", "title", (Part("CIFAR-100", cells),))
+    exhibit = Exhibit("table1", "title", (Section("CIFAR-100", cells),))
     runs = {
         (cells[0].point, 0): outcome(0.66),
         (cells[0].point, 1): outcome(0.68),
@@ -212,27 +221,27 @@ def test_a_table_that_repeats_the_paper_holds_in_every_order() -> None:
     for name in ("table1", "table2", "table3", "table4"):
         exhibit = EXHIBITS[name]
         parts = []
-        for part in exhibit.parts:
+        for part in exhibit.sections:
             results = [
-                Result(c, (0,), (c.printed or NAN,), (c.printed or NAN,), (None,), ()) for c in part.cells
+                Result(c, (0,), (c.printed or NAN,), (c.printed or NAN,), (None,), ()) for c in part.entries
             ]
-            parts.append(Measured(part, tuple(results)))
+            parts.append(SectionResults(part, tuple(results)))
             for column in part.columns:
                 assert not order_of(parts[-1].column(column)).differ
         report = Report(exhibit, Choices("paper", (0,)), {}, {})
-        report.__dict__["parts"] = parts
+        report.__dict__["sections"] = parts
         assert all("order holds" in line for line in order_lines(report))
-        assert len(order_lines(report)) == sum(len(part.columns) for part in exhibit.parts)
+        assert len(order_lines(report)) == sum(len(part.columns) for part in exhibit.sections)
         assert (
             "mean absolute difference to the printed numbers: 0.00"
             in findings(report)[len(order_lines(report))]
         )
-        assert findings(report)[-1] == "one seed only: how much of this is chance is not known"
+        assert findings(report)[-1] == "one seed only: the part of chance is not known"
         small = Report(exhibit, Choices("small", (0,)), {}, {})
-        small.__dict__["parts"] = parts
+        small.__dict__["sections"] = parts
         assert findings(small) == [*order_lines(report), findings(report)[-1]]  # no distance to the paper
         hardly = Report(exhibit, Choices("smoke", (0,)), {}, {})
-        hardly.__dict__["parts"] = parts
+        hardly.__dict__["sections"] = parts
         assert findings(hardly) == []
 
 
@@ -240,9 +249,9 @@ def test_a_table_that_repeats_the_paper_holds_in_every_order() -> None:
     ("measured", "told"),
     [
         ([60, 61, 62, 63], "order holds in all 6 pairs; best here d, in the paper d"),
-        ([60, 61, 62, NAN], "of a, b and c, which alone have every seed: order holds in all 3 pairs; best here c, in the paper c"),
-        ([60, 61, NAN, NAN], "of a and b, which alone have every seed: order holds in the one pair"),
-        ([61, 60, NAN, NAN], "of a and b, which alone have every seed: order differs, 0 of 1 pairs are as in the paper "
+        ([60, 61, 62, NAN], "among a, b and c, which have every seed: order holds in all 3 pairs; best here c, in the paper c"),
+        ([60, 61, NAN, NAN], "among a and b, which have every seed: order holds in the one pair"),
+        ([61, 60, NAN, NAN], "among a and b, which have every seed: order differs, 0 of 1 pairs are as in the paper "
          "(Kendall's τ -1.00)"),
     ],
 )  # fmt: skip
@@ -251,18 +260,18 @@ def test_an_order_says_of_whom_it_is(measured: list[float], told: str) -> None:
         result(row, [value], 50 + index)
         for index, (row, value) in enumerate(zip("abcd", measured, strict=True))
     ]
-    part = Part("FEMNIST", tuple(r.cell for r in results))
+    part = Section("FEMNIST", tuple(r.entry for r in results))
     report = Report(Exhibit("t", "title", (part,)), Choices("paper", (0,)), {}, {})
-    report.__dict__["parts"] = [Measured(part, tuple(results))]
+    report.__dict__["sections"] = [SectionResults(part, tuple(results))]
     (line,) = order_lines(report, pairs=False)
-    assert line == f"FEMNIST, {results[0].cell.column}: {told}"
+    assert line == f"FEMNIST, {results[0].entry.column}: {told}"
 
 
 def test_rows_named_after_data_say_what_stands_in() -> None:
     exhibit, choices = EXHIBITS["fig-mask"], Choices("paper", (0,), {}, {"femnist": "mnist"})
     planned = {(point, 0): None for point in exhibit.points}
     report = Report(exhibit, choices, planned, {})  # type: ignore[arg-type]
-    assert [row[0] for row in table(report, report.parts[0]).texts] == [
+    assert [row[0] for row in table(report, report.sections[0]).texts] == [
         "CIFAR-100, β = 0.5",
         "FEMNIST, β = 0.05 (mnist in its place)",
     ]
@@ -276,12 +285,14 @@ def test_without_runs_nothing_is_said() -> None:
 
 def test_declared_tables_have_every_printed_number() -> None:
     """The paper's tables read row by row from printed.json are the cells, in order."""
-    for part, data in zip(EXHIBITS["table1"].parts, ("cifar100", "femnist"), strict=True):
+    for part, data in zip(EXHIBITS["table1"].sections, ("cifar100", "femnist"), strict=True):
         table = PRINTED["table1"][data]
-        assert [c.printed for c in part.cells] == [number for name in NAMES for number in table[name]]
-        assert [c.point.beta for c in part.cells[:3]] == table["betas"]
-    assert {c.point.pool for p in EXHIBITS["table2"].parts for c in p.cells} == {62, 0.6}
-    suspect = [(c.row, c.column, c.implied) for p in EXHIBITS["table1"].parts for c in p.cells if c.suspect]
+        assert [c.printed for c in part.entries] == [number for name in NAMES for number in table[name]]
+        assert [c.point.beta for c in part.entries[:3]] == table["betas"]
+    assert {c.point.pool for p in EXHIBITS["table2"].sections for c in p.entries} == {62, 0.6}
+    suspect = [
+        (c.row, c.column, c.implied) for p in EXHIBITS["table1"].sections for c in p.entries if c.suspect
+    ]
     assert sorted(suspect) == [
         ("FedCSD", "β = 5", 73.69),
         ("FedProto", "β = 0.05", 69.70),

@@ -103,6 +103,6 @@ def test_an_interruption_leaves_the_picture_and_its_table(tmp_path: Path) -> Non
     with pytest.raises(KeyboardInterrupt):
         reproduce(["fig1"], choices(), tmp_path, progress=Stop())
     after = (folder / "fig1.md").read_text()
-    assert "without a result yet, and left out: 1 of 1 runs" in after
+    assert "without a result yet: 1 of 1 runs" in after
     table = before[before.index("## After") : before.index("## What was run")]
     assert table in after

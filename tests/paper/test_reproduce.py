@@ -86,7 +86,7 @@ def test_every_name_at_smoke_scale(name: str, make: Callable[..., Made]) -> None
     results = json.loads((folder / "results.json").read_text())
     assert results["missing"] == []
     cells = [cell for part in results["parts"] for cell in part["cells"]]
-    assert len(cells) == sum(len(part.cells) for part in EXHIBITS[name].parts)
+    assert len(cells) == sum(len(part.entries) for part in EXHIBITS[name].sections)
     for cell in cells:
         domain = cell["measure"] in PRINTED["table2"]["columns"][:-1]  # which digits have not
         assert (cell["mean"] is None) == domain
@@ -142,7 +142,7 @@ def test_runs_of_other_code_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_the_numbers_are_those_of_the_runs(make: Callable[..., Made]) -> None:
     made = make("table3")
     for result in made.report.results:
-        run = made.report.runs[result.cell.point, 0]
+        run = made.report.plan[result.entry.point, 0]
         summary = RunDirectory.open(run.path).summary
         assert summary is not None
         assert result.values[0] == pytest.approx(100 * summary["final_accuracy"])
@@ -157,7 +157,7 @@ def test_only_trains_what_is_asked_for_and_shows_the_rest_as_missing(tmp_path: P
         "fedcsd digits β 0.5 seed 0",
     ]
     text = made.files[0].read_text()
-    assert "without a result yet, and left out: " in text
+    assert "without a result yet: " in text
     assert re.search(r"\| FedProx \| – \(59\.37\) \| – \(68\.64\) \| – \(69\.64\) \|", text)
     assert re.search(r"\| FedAvg \| – \(58\.50\) \| \d+\.\d+ \(66\.67\) \|", text)
     (shown,) = reproduce(["table1"], choices(), tmp_path, only=only, train=False)
@@ -167,10 +167,10 @@ def test_only_trains_what_is_asked_for_and_shows_the_rest_as_missing(tmp_path: P
 def test_a_part_that_only_leaves_out_is_not_shown_nor_its_data_needed(tmp_path: Path, fedcsd: Fedcsd) -> None:
     only = parse_only("method=fedavg,beta=5")  # of CIFAR-100 alone
     (made,) = reproduce(["table1"], choices(), tmp_path, only=only)
-    assert [part.part.title for part in made.report.parts] == [TITLES["cifar100"]]
+    assert [part.section.title for part in made.report.sections] == [TITLES["cifar100"]]
     assert "## FEMNIST" not in made.files[0].read_text()
     (again,) = reproduce(["table1"], choices(), tmp_path, only=parse_only("data=femnist"), train=False)
-    assert [part.part.title for part in again.report.parts] == [TITLES["cifar100"], TITLES["femnist"]]
+    assert [part.section.title for part in again.report.sections] == [TITLES["cifar100"], TITLES["femnist"]]
     (tmp_path / "empty").mkdir()
     given = ("--scale", "small", "--data-dir", str(tmp_path / "empty"), "--stand-in", "femnist=digits")
     shown = fedcsd("reproduce", "table1", "--only", "data=femnist", *given, "--dry-run")
@@ -293,19 +293,17 @@ def test_domains_and_pools_of_office_caltech(tmp_path: Path) -> None:
     chosen = Choices("smoke", (0,), overrides, instead, notes)
     only = parse_only("method=fedavg,method=fedcsd")
     (made,) = reproduce(["table2"], chosen, tmp_path / "out", only=only)
-    parts = [part.at("FedCSD", "Webcam") for part in made.report.parts]
-    assert all(result is not None and result.whole for result in parts)
+    webcam = [result for part in made.report.sections for result in part.column("Webcam")]
+    assert [r.whole for r in webcam if r.entry.row == "FedCSD"] == [True, True]
     sizes = {
         run.point.pool: len(np.concatenate(RunDirectory.open(run.path).partition()[0]))
-        for run in made.report.runs.values()
+        for run in made.report.plan.values()
         if run.ended
     }
     assert sizes == {62: 248, 0.6: 192}
     text = made.files[0].read_text()
     assert "nearer to the paper: " not in text  # of models that were hardly trained
-    first = made.report.parts[0]
-    columns = [first.at("FedAvg", column) for column in first.part.columns]
-    values = [result.mean for result in columns if result]
+    values = [r.mean for r in made.report.sections[0].results if r.entry.row == "FedAvg"]
     assert values[4] == pytest.approx(np.mean(values[:4]))
 
 

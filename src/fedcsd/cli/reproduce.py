@@ -198,18 +198,18 @@ def show_made(made: Any) -> None:
     report = made.report
     say()
     say(f": {report.exhibit.title}", bold=report.exhibit.name)
-    for measured in report.parts:
-        say(text.title_of(measured.part, report))
-        table = text.table(report, measured)
+    for section in report.sections:
+        say(report.title(section))
+        table = text.table(report, section)
         show_table(table.head, table.texts, wide=True)
-    for shown in report.numbers:
+    for shown in report.pictured:
         say(shown.title)
         show_table(shown.table.head, shown.table.texts)
     for line in (
         *text.findings(report, pairs=False),
         *text.legend(report),
         *text.settings_lines(report),
-        *text.remarks(report),
+        *(f"{mark}: {note}" for mark, note in text.footnotes(report, report.results)),
         text.missing_line(report),
     ):
         if line:

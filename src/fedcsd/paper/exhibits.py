@@ -67,7 +67,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Cell:
+class Entry:
     """One number of a table: its row and column, its runs, its measure, and the printed number."""
 
     row: str
@@ -82,11 +82,11 @@ class Cell:
 
 
 @dataclass(frozen=True)
-class Part:
+class Section:
     """One table of rows and columns."""
 
     title: str
-    cells: tuple[Cell, ...]
+    entries: tuple[Entry, ...]
     head: str = "method"
     x: tuple[str, ...] = ()
     """of a sweep: the values on the axis, one for each row"""
@@ -95,11 +95,11 @@ class Part:
 
     @property
     def rows(self) -> list[str]:
-        return list(dict.fromkeys(cell.row for cell in self.cells))
+        return list(dict.fromkeys(entry.row for entry in self.entries))
 
     @property
     def columns(self) -> list[str]:
-        return list(dict.fromkeys(cell.column for cell in self.cells))
+        return list(dict.fromkeys(entry.column for entry in self.entries))
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Exhibit:
 
     name: str
     title: str
-    parts: tuple[Part, ...]
+    sections: tuple[Section, ...]
     figure: str = ""
     """function of figures.py that draws it; empty for a table"""
     first_seed_only: bool = False
@@ -116,7 +116,7 @@ class Exhibit:
 
     @property
     def points(self) -> list[Point]:
-        return list(dict.fromkeys(cell.point for part in self.parts for cell in part.cells))
+        return list(dict.fromkeys(entry.point for section in self.sections for entry in section.entries))
 
 
 def method_text(name: str, data: str) -> str:
@@ -129,13 +129,13 @@ def method_text(name: str, data: str) -> str:
     return f"{name}:mu={own['mu']}:tau={own['tau']}"
 
 
-def _cells(
+def _entries(
     rows: Iterable[tuple[str, str, Sequence[float | None]]],
     columns: Sequence[tuple[str, dict[str, Any], str]],
     data: str,
     suspect: Sequence[dict[str, Any]] = (),
-) -> tuple[Cell, ...]:
-    """Return the cells of rows (title, method, printed numbers) and columns (title, federation, measure)."""
+) -> tuple[Entry, ...]:
+    """Return the entries of rows (title, method, printed numbers) and columns (title, federation, measure)."""
     doubts = {tuple(map(str, doubt["cell"])): doubt for doubt in suspect}
     found = []
     for row, method, printed in rows:
@@ -144,7 +144,7 @@ def _cells(
             doubt = doubts.get((method, data, str(last))) or doubts.get((method, str(last))) or {}
             point = Point(data, method_text(method, data), **where)
             why, implied = doubt.get("why", ""), doubt.get("implied")
-            found.append(Cell(row, column, point, measure, number, implied, why))
+            found.append(Entry(row, column, point, measure, number, implied, why))
     return tuple(found)
 
 
@@ -157,8 +157,8 @@ def table1() -> Exhibit:
     parts = []
     for data in (CIFAR, FEMNIST):
         rows = [(label, name, table[data][name]) for name, label in NAMES.items()]
-        cells = _cells(rows, _betas(table[data]["betas"]), data, table["suspect"])
-        parts.append(Part(TITLES[data], cells))
+        entries = _entries(rows, _betas(table[data]["betas"]), data, table["suspect"])
+        parts.append(Section(TITLES[data], entries))
     return Exhibit("table1", "Label skew: eight methods on CIFAR-100 and FEMNIST", tuple(parts))
 
 
@@ -167,8 +167,8 @@ def table2() -> Exhibit:
     rows = [(label, name, table[name]) for name, label in NAMES.items()]
     for pool, title in POOLS.items():
         columns = [(DOMAINS[c], {"pool": pool}, c) for c in table["columns"]]
-        cells = _cells(rows, columns, OFFICE, table["suspect"])
-        parts.append(Part(f"{TITLES[OFFICE]}, {title}", cells))
+        entries = _entries(rows, columns, OFFICE, table["suspect"])
+        parts.append(Section(f"{TITLES[OFFICE]}, {title}", entries))
     return Exhibit("table2", "Feature skew: eight methods on Office-Caltech-10", tuple(parts))
 
 
@@ -183,8 +183,8 @@ def table3() -> Exhibit:
         ("FedCSD: all three", "fedcsd", "fedcsd"),
     )
     rows = [(label, method, [table[key]]) for label, method, key in named]
-    cells = _cells(rows, _betas([SWEPT_BETA]), CIFAR)
-    return Exhibit("table3", "Ablation of FedCSD's parts on CIFAR-100", (Part(TITLES[CIFAR], cells),))
+    entries = _entries(rows, _betas([SWEPT_BETA]), CIFAR)
+    return Exhibit("table3", "Ablation of FedCSD's parts on CIFAR-100", (Section(TITLES[CIFAR], entries),))
 
 
 def table4() -> Exhibit:
@@ -193,22 +193,24 @@ def table4() -> Exhibit:
         ("forcible mask", "fedcsd:forcible", table["forcible"]),
         ("adaptive mask", "fedcsd", table["adaptive"]),
     ]
-    cells = _cells(rows, _betas(table["betas"]), CIFAR, PRINTED["table1"]["suspect"])
-    return Exhibit("table4", "Masks: forcible against adaptive on CIFAR-100", (Part(TITLES[CIFAR], cells),))
+    entries = _entries(rows, _betas(table["betas"]), CIFAR, PRINTED["table1"]["suspect"])
+    return Exhibit(
+        "table4", "Masks: forcible against adaptive on CIFAR-100", (Section(TITLES[CIFAR], entries),)
+    )
 
 
-def _sweep(symbol: str, option: str, best: str) -> Part:
+def _sweep(symbol: str, option: str, best: str) -> Section:
     own, values = SETUP["fedcsd"][CIFAR], SETUP["sweeps"][option]
-    cells = []
+    entries = []
     for value in values:
         options = {"mu": own["mu"], "tau": own["tau"], option: value}
         if options.get("alpha") == SETUP["fedcsd"]["alpha"]:
             del options["alpha"]  # the same point as in the tables
         method = ":".join(["fedcsd", *(f"{key}={number}" for key, number in options.items())])
         column = f"β = {SWEPT_BETA:g}"
-        cells.append(Cell(f"{symbol} = {value:g}", column, Point(CIFAR, method, SWEPT_BETA)))
+        entries.append(Entry(f"{symbol} = {value:g}", column, Point(CIFAR, method, SWEPT_BETA)))
     x = tuple(f"{value:g}" for value in values)
-    return Part(f"{TITLES[CIFAR]}, {symbol}", tuple(cells), symbol, x, best)
+    return Section(f"{TITLES[CIFAR]}, {symbol}", tuple(entries), symbol, x, best)
 
 
 def fig_mu_tau() -> Exhibit:
@@ -235,17 +237,17 @@ def fig_mask() -> Exhibit:
         "mask_rate": "kept of all (%)",
         "teacher_accuracy": "teacher's accuracy (%)",
     }
-    cells: list[Cell] = []
+    entries: list[Entry] = []
     for data, beta in ((CIFAR, SWEPT_BETA), (FEMNIST, FEMNIST_BETA)):
         columns = [(head, {"beta": beta}, name) for name, head in heads.items()]
         row = f"{TITLES[data]}, β = {beta:g}"
-        cells += _cells([(row, "fedcsd", [None] * len(heads))], columns, data)
-    part = Part("the mask in the final round, on the clients' training data", tuple(cells), "data")
+        entries += _entries([(row, "fedcsd", [None] * len(heads))], columns, data)
+    part = Section("the mask in the final round, on the clients' training data", tuple(entries), "data")
     title = "What the mask filters, against rounds (Fig. 5)"
     return Exhibit("fig-mask", title, (part,), "mask", remarks=(BETA_OPEN,))
 
 
-def _everywhere(methods: Mapping[str, str], head: str, measure: str) -> tuple[Part, ...]:
+def _everywhere(methods: Mapping[str, str], head: str, measure: str) -> tuple[Section, ...]:
     """Return a table of accuracy and one more measure for each data set and skew of the figures."""
     where: tuple[tuple[str, dict[str, Any], str], ...] = (
         (CIFAR, {"beta": SWEPT_BETA}, f"β = {SWEPT_BETA:g}"),
@@ -258,8 +260,8 @@ def _everywhere(methods: Mapping[str, str], head: str, measure: str) -> tuple[Pa
     for data, federation, skew in where:
         accuracy = ("mean of the domains (%)", "average") if data == OFFICE else ("accuracy (%)", "accuracy")
         columns = [(accuracy[0], federation, accuracy[1]), (head, federation, measure)]
-        cells = _cells([(label, name, [None, None]) for label, name in methods.items()], columns, data)
-        parts.append(Part(f"{TITLES[data]}, {skew}", cells))
+        entries = _entries([(label, name, [None, None]) for label, name in methods.items()], columns, data)
+        parts.append(Section(f"{TITLES[data]}, {skew}", entries))
     return tuple(parts)
 
 
@@ -281,7 +283,7 @@ def target() -> Exhibit:
     title = "Does FedCSD's target matter? Against a uniform one and one that keeps its size"
     parts = tuple(
         replace(
-            part, cells=tuple(c for c in part.cells if (c.row, c.measure) != ("FedAvg", "target_entropy"))
+            part, entries=tuple(c for c in part.entries if (c.row, c.measure) != ("FedAvg", "target_entropy"))
         )
         for part in _everywhere(methods, "entropy of the target (% of log C)", "target_entropy")
     )
@@ -298,16 +300,16 @@ DRIFT_METHODS = {
 
 
 def fig1() -> Exhibit:
-    cell = Cell("FedAvg", f"β = {SWEPT_BETA:g}", Point(CIFAR, "fedavg", SWEPT_BETA))
-    part = Part(f"{TITLES[CIFAR]}, the well-trained global model", (cell,))
+    cell = Entry("FedAvg", f"β = {SWEPT_BETA:g}", Point(CIFAR, "fedavg", SWEPT_BETA))
+    part = Section(f"{TITLES[CIFAR]}, the well-trained global model", (cell,))
     title = "Drift in one long round from a well-trained model: logits, features, accuracy"
     return Exhibit("fig1", title, (part,), "drift", first_seed_only=True, remarks=(BETA_OPEN,))
 
 
 def fig_tsne() -> Exhibit:
     columns = _betas([FEMNIST_BETA])
-    cells = _cells([("FedAvg", "fedavg", [None]), ("FedCSD", "fedcsd", [None])], columns, FEMNIST)
-    part = Part(f"{TITLES[FEMNIST]}, the models whose features are shown", cells)
+    entries = _entries([("FedAvg", "fedavg", [None]), ("FedCSD", "fedcsd", [None])], columns, FEMNIST)
+    part = Section(f"{TITLES[FEMNIST]}, the models whose features are shown", entries)
     title = "t-SNE of latent features on FEMNIST (Fig. 7)"
     return Exhibit("fig-tsne", title, (part,), "tsne", first_seed_only=True, remarks=(BETA_OPEN,))
 

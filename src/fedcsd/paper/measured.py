@@ -9,7 +9,7 @@ from typing import Any
 
 from fedcsd.errors import Divergence
 from fedcsd.experiments.running import Run
-from fedcsd.paper.exhibits import OFFICE, PRINTED, Cell, Part, Point
+from fedcsd.paper.exhibits import OFFICE, PRINTED, Entry, Point, Section
 from fedcsd.results.rows import blown_up
 from fedcsd.results.tables import known
 
@@ -38,9 +38,9 @@ def curve(measure: str, history: Sequence[Mapping[str, Any]]) -> list[float]:
 
 @dataclass(frozen=True)
 class Result:
-    """A cell over the seeds; each list has an entry a seed."""
+    """The numbers of an entry; each list has an item for a seed."""
 
-    cell: Cell
+    entry: Entry
     seeds: tuple[int, ...]
     values: tuple[float, ...]
     """of the final round; NaN for a run that has not ended, has diverged, or lacks this number"""
@@ -68,7 +68,7 @@ class Result:
     def difference(self) -> float | None:
         """Return the measured number less the printed one."""
         value = self.mean
-        return value - self.cell.printed if self.cell.printed is not None and math.isfinite(value) else None
+        return value - self.entry.printed if self.entry.printed is not None and math.isfinite(value) else None
 
     @property
     def whole(self) -> bool:
@@ -76,23 +76,23 @@ class Result:
         return bool(self.values) and not self.notes and all(map(math.isfinite, self.values))
 
 
-def measure(cell: Cell, seeds: Sequence[int], outcomes: Mapping[tuple[Point, int], Run]) -> Result:
-    """Measure a cell in the runs that have ended."""
+def measure(entry: Entry, seeds: Sequence[int], runs: Mapping[tuple[Point, int], Run]) -> Result:
+    """Measure an entry in the runs that have ended."""
     values, best, ends, missing, notes = [], [], [], [], []
     for seed in seeds:
-        outcome = outcomes.get((cell.point, seed))
-        end = outcome.diverged if outcome else None
-        rounds = curve(cell.measure, outcome.history) if outcome and not end else []
+        run = runs.get((entry.point, seed))
+        end = run.diverged if run else None
+        rounds = curve(entry.measure, run.history) if run and not end else []
         values.append(rounds[-1] if rounds else math.nan)
         best.append(max(known(rounds), default=math.nan))
         ends.append(end)
-        if outcome is None:
+        if run is None:
             missing.append(seed)
             continue
-        mends = (str(change) for change in outcome.changes if change.mends)
-        unusual = [*mends, *blown_up(outcome, CLASSES.get(cell.point.data, 10))]
-        notes += [f"{cell.point.label(cell.point.data)} seed {seed}: {text}" for text in unusual]
-    return Result(cell, tuple(seeds), tuple(values), tuple(best), tuple(ends), tuple(missing), tuple(notes))
+        mends = (str(change) for change in run.changes if change.mends)
+        unusual = [*mends, *blown_up(run, CLASSES.get(entry.point.data, 10))]
+        notes += [f"{entry.point.label(entry.point.data)} seed {seed}: {text}" for text in unusual]
+    return Result(entry, tuple(seeds), tuple(values), tuple(best), tuple(ends), tuple(missing), tuple(notes))
 
 
 def best_in(results: Sequence[Result]) -> set[str]:
@@ -100,7 +100,7 @@ def best_in(results: Sequence[Result]) -> set[str]:
 
     A mean that leaves out a seed is not compared.
     """
-    shown = {r.cell.row: f"{r.mean:.2f}" for r in results if r.whole}
+    shown = {r.entry.row: f"{r.mean:.2f}" for r in results if r.whole}
     top = max(shown.values(), key=float, default="")
     return {row for row, text in shown.items() if text == top} if len(set(shown.values())) > 1 else set()
 
@@ -132,8 +132,8 @@ def order_of(results: Sequence[Result]) -> Order:
     because the paper makes two statements.
     """
     agree, differ, unclear = 0, [], []
-    for a, b in combinations([r for r in results if r.whole and r.cell.printed is not None], 2):
-        printed = _higher(a.cell, b.cell)
+    for a, b in combinations([r for r in results if r.whole and r.entry.printed is not None], 2):
+        printed = _higher(a.entry, b.entry)
         measured = round(a.mean, 2) - round(b.mean, 2)
         if not printed or not measured:
             continue
@@ -141,13 +141,13 @@ def order_of(results: Sequence[Result]) -> Order:
             agree += 1
             continue
         pair = (a, b) if printed > 0 else (b, a)
-        differ.append((pair[0].cell.row, pair[1].cell.row))
+        differ.append((pair[0].entry.row, pair[1].entry.row))
         if a.spread is not None and b.spread is not None and abs(measured) <= math.hypot(a.spread, b.spread):
             unclear.append(differ[-1])
     return Order(agree, tuple(differ), tuple(unclear))
 
 
-def _higher(a: Cell, b: Cell) -> int:
+def _higher(a: Entry, b: Entry) -> int:
     """Return 1 if the paper has `a` above `b`, −1 if below, 0 if they are equal or it contradicts itself."""
     assert a.printed is not None
     assert b.printed is not None
@@ -164,37 +164,34 @@ def apart(results: Sequence[Result], best: bool = False) -> float | None:
     found = []
     for result in results:
         values = known(result.best if best else result.values)
-        if values and result.cell.printed is not None and not result.cell.suspect:
-            found.append(abs(mean(values) - result.cell.printed))
+        if values and result.entry.printed is not None and not result.entry.suspect:
+            found.append(abs(mean(values) - result.entry.printed))
     return mean(found) if found else None
 
 
 @dataclass(frozen=True)
-class Measured:
-    """A part of a table or figure with its results."""
+class SectionResults:
+    """A section of a table or figure with its results."""
 
-    part: Part
+    section: Section
     results: tuple[Result, ...]
 
     def column(self, name: str) -> list[Result]:
-        return [r for r in self.results if r.cell.column == name]
-
-    def at(self, row: str, column: str) -> Result | None:
-        return next((r for r in self.results if (r.cell.row, r.cell.column) == (row, column)), None)
+        return [r for r in self.results if r.entry.column == name]
 
 
-def nearer_pool(parts: Sequence[Measured]) -> str:
+def nearer_pool(sections: Sequence[SectionResults]) -> str:
     """Return which pool of Office-Caltech-10 is nearer to the paper, over the cells that all pools have."""
-    pools = [part for part in parts if part.results and part.results[0].cell.point.data == OFFICE]
+    pools = [part for part in sections if part.results and part.results[0].entry.point.data == OFFICE]
     measured = [
-        {(r.cell.row, r.cell.column) for r in part.results if r.cell.printed and known(r.values)}
+        {(r.entry.row, r.entry.column) for r in part.results if r.entry.printed and known(r.values)}
         for part in pools
     ]
     common = set.intersection(*measured) if len(pools) > 1 else set()
     far = {}
     for part in pools if common else ():
-        results = [r for r in part.results if (r.cell.row, r.cell.column) in common]
-        far[part.part.title.partition(", ")[2]] = apart(results)
+        results = [r for r in part.results if (r.entry.row, r.entry.column) in common]
+        far[part.section.title.partition(", ")[2]] = apart(results)
     if not far or None in far.values():
         return ""
     distances = {title: distance or 0.0 for title, distance in far.items()}

@@ -110,11 +110,11 @@ def reproduce(
             if train:
                 _train(now, later, progress)
             if tables:
-                made.append(_write(_with_parts(EXHIBITS[name], runs, only), choices, runs, out, progress))
+                made.append(_write(_with_sections(EXHIBITS[name], runs, only), choices, runs, out, progress))
                 progress.made(made[-1])
         except (KeyboardInterrupt, RunStopped) as error:
             if tables:
-                _write(_with_parts(EXHIBITS[name], runs, only), choices, runs, out, None)
+                _write(_with_sections(EXHIBITS[name], runs, only), choices, runs, out, None)
             count = len({run.path for run in [*now, *later] if not run.ended})
             end(error, left=count, command="the same command again", mend=False)
             raise
@@ -181,11 +181,11 @@ def _train_one(run: PlannedRun, coming: Sequence[PlannedRun], progress: Progress
             rmtree(run.path / "checkpoints")
 
 
-def _with_parts(exhibit: Exhibit, runs: Plan, only: Filter) -> Exhibit:
-    """Return the exhibit with the parts that have a run or are asked for."""
+def _with_sections(exhibit: Exhibit, runs: Plan, only: Filter) -> Exhibit:
+    """Return the exhibit with the sections that have a run or are asked for."""
     there = {point for (point, _), run in runs.items() if run.ended or chosen(point, only)}
-    parts = tuple(part for part in exhibit.parts if any(cell.point in there for cell in part.cells))
-    return replace(exhibit, parts=parts)
+    sections = (some for some in exhibit.sections if any(entry.point in there for entry in some.entries))
+    return replace(exhibit, sections=tuple(sections))
 
 
 def _write(exhibit: Exhibit, choices: Choices, runs: Plan, out: Path, progress: Progress | None) -> Made:
@@ -195,10 +195,10 @@ def _write(exhibit: Exhibit, choices: Choices, runs: Plan, out: Path, progress: 
     report, folder = Report.of(exhibit, choices, shown), out / study / exhibit.name
     pictures = [file for file in sorted(folder.glob(f"{exhibit.name}*")) if file.suffix in (".png", ".json")]
     if progress or pictures:
-        from fedcsd.paper.figures import draw, numbers  # matplotlib
+        from fedcsd.paper.figures import draw, pictured  # matplotlib
 
         pictures = draw(report, folder / exhibit.name, progress.step) if progress else pictures
-        report = replace(report, numbers=numbers(report, pictures))
+        report = replace(report, pictured=pictured(report, pictures))
     try:
         return Made(report, [*write(report, folder, pictures), *pictures])
     except OSError as error:
