@@ -1,4 +1,4 @@
-"""The measurements of a run, one row each. Summaries, tables, plots, the report and trackers read this table."""
+"""Define the measurements of a run, one row each, for summaries, tables, plots, the report and trackers."""
 
 import math
 from collections.abc import Callable, Mapping

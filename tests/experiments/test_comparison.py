@@ -142,7 +142,7 @@ def test_own_data_is_of_the_personal_models_where_there_are_any() -> None:
     plain = [a_run("plain", 0.5), a_run("plain", 0.5, seed=1)]
     made = comparison.table(rows({"fedavg": on_global, "mine": personal, "plain": plain}))
     assert made.column("own data (%)") == ["65.00 ± 7.07", "85.00 ± 7.07", "–"]
-    assert "each client's own model" in comparison.captions(rows({"mine": personal}), [0, 1])[1]
+    assert "each client's own model" in comparison.legend(rows({"mine": personal}), [0, 1])[1]
     line = next(csv.DictReader(io.StringIO(comparison.csv_text(rows({"mine": personal})))))
     assert (line["own_data_mean"], line["own_data_model"]) == ("85.0", "personal")
     # Without personal models and --holdout there is no such column.

@@ -136,11 +136,11 @@ def test_personalised_methods_are_compared_by_own_data() -> None:
         ["60.00", "10.00"],
     )
     assert [row.index(True) if any(row) else 0 for row in table.best] == [1, table.head.index("own data (%)")]
-    below = "\n".join(comparison.captions(made, [0]))
+    below = "\n".join(comparison.legend(made, [0]))
     assert "personalised methods, which give each client a model of its own, are to be compared by" in below
     assert "accuracy of fedper: of a global model in which the part that stays" in below
     held = [a_run("fedavg", 0.5, holdout=0.2, client_accuracy_mean=0.6)]
-    assert "personalised" not in "\n".join(comparison.captions(rows({"fedavg": held}), [0]))
+    assert "personalised" not in "\n".join(comparison.legend(rows({"fedavg": held}), [0]))
 
 
 def test_which_global_models_are_untrained_in_part() -> None:

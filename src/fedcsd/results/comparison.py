@@ -20,6 +20,13 @@ from fedcsd.measurements import MEASUREMENTS, Measurement
 from fedcsd.results.rows import About, Row, rows
 from fedcsd.results.tables import NOTHING, Cell, Number, Table, known, spread, unbroken
 
+REASONS = {
+    "mended": "settings were changed after a divergence",
+    "other_code": "rounds, some or all, were trained with other code of the method or model than there is now",
+    "blew_up": "loss blew up",
+}
+"""of a †, by the field of a row"""
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -187,28 +194,23 @@ def best_of(rows: Sequence[Row], name: str = "test_accuracy") -> list[bool]:
     return [several and ok and value == max(shown) for ok, value in zip(comparable, shown, strict=True)]
 
 
-def captions(rows: Sequence[Row], seeds: Sequence[int]) -> list[str]:
-    """Return lines that explain the columns."""
-    over = f"seed {seeds[0]}"
-    if len(seeds) > 1:
-        over = f"mean ± standard deviation over seeds {', '.join(map(str, seeds))}"
-        over += "; differences paired by seed" * (len(rows) > 1)
+def seeds_text(seeds: Sequence[int]) -> str:
+    return f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+
+
+def legend(rows: Sequence[Row], seeds: Sequence[int], settings: Mapping[str, Any] | None = None) -> list[str]:
+    """Return the lines below the table: what the columns are, and the settings and seeds."""
+    over = "mean ± standard deviation over " * (len(seeds) > 1) + seeds_text(seeds)
+    over += "; differences paired by seed" * (len(seeds) > 1 and len(rows) > 1)
     lines = [f"accuracy of the final round, {over}"]
     if any(row.own for row in rows):
         lines += _own_captions(rows)
     if explained := [f"{m.column}: {m.note}" for m in columns(rows) if m.note]:
         lines.append("; ".join(explained))
-    reasons = {
-        "settings were changed after a divergence": any(row.mended for row in rows),
-        "rounds, some or all, were trained with other code of the method or model than there is now": any(
-            row.other_code for row in rows
-        ),
-        "loss blew up": any(row.blew_up for row in rows),
-    }
-    if any(reasons.values()):
-        said = " or ".join(reason for reason, holds in reasons.items() if holds)
+    said = " or ".join(text for name, text in REASONS.items() if any(getattr(row, name) for row in rows))
+    if said:
         lines.append(f"†: with runs whose {said}; never counted as the best")
-    return lines
+    return [*lines, f"settings: {in_words(settings)}; {seeds_text(seeds)}"] if settings else lines
 
 
 def _own_captions(rows: Sequence[Row]) -> list[str]:
@@ -227,15 +229,6 @@ def _own_captions(rows: Sequence[Row]) -> list[str]:
 
 def in_words(settings: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {toml_text(value)}" for key, value in settings.items())
-
-
-def legend(rows: Sequence[Row], seeds: Sequence[int], settings: Mapping[str, Any]) -> list[str]:
-    """Return the lines below the table: what the columns are, and the settings and seeds."""
-    lines = captions(rows, seeds)
-    if settings:
-        numbers = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-        lines.append(f"settings: {in_words(settings)}; {numbers}")
-    return lines
 
 
 def remarks(rows: Sequence[Row], mark: str = "") -> list[str]:

@@ -1,4 +1,4 @@
-"""The picture of a partition that papers print, and its table."""
+"""Show a partition as the picture that papers print, and as a table."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +9,12 @@ from matplotlib.figure import Figure
 from fedcsd.data import Dataset
 from fedcsd.data.partition import Rows, counts_of, names_of
 
-CIRCLES = 400  # cells up to which areas can be told apart; beyond it colours are used
+CIRCLES = 400  # cells up to which areas can be told apart; more have colours
 CLIENTS = 60  # rows of the printed table
 
 
 def plot_partition(data: Dataset, parts: Sequence[Rows], path: Path) -> Path:
-    """Clients against classes: circles with the area of the count, or colours where there are many."""
+    """Draw clients against classes: circles with the area of the count, or colours if there are many."""
     counts = counts_of(data, parts)
     clients, classes = counts.shape
     figure = Figure(
@@ -53,7 +53,7 @@ def plot_partition(data: Dataset, parts: Sequence[Rows], path: Path) -> Path:
 
 
 def table_of(data: Dataset, parts: Sequence[Rows]) -> tuple[list[str], list[list[str]]]:
-    """Sizes and classes of the clients, with their names if they have any; of many clients the first ones and a summary."""
+    """Return head and cells: size and classes of the first clients, with their names if any, and of all together."""
     counts, names = counts_of(data, parts), names_of(data, parts)
     rows = []
     for client, row in enumerate(counts[:CLIENTS]):

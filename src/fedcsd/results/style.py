@@ -1,4 +1,4 @@
-"""How figures for print look: sizes of a two-column paper, and colours and lines that anyone can tell apart."""
+"""Set the look of figures for print: sizes of a two-column paper, lines that anyone can tell apart."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -45,14 +45,13 @@ LOOK: Any = {
 
 
 def look(index: int) -> dict[str, Any]:
-    """Colour and style of the line of this number: another order of styles in each turn through the
-    colours, so that 32 lines look different."""
+    """Return colour and style of the line of this number; the first 32 all look different."""
     style = STYLES[(index + index // len(COLOURS)) % len(STYLES)]
     return {"color": COLOURS[index % len(COLOURS)], "linestyle": style}
 
 
 def verbatim(name: str) -> str:
-    """Somebody's own name as text: no formula between dollars, and in a legend also if it begins with `_`."""
+    """Return a name as text: dollars begin no formula, and a legend shows it also if it begins with `_`."""
     return " " * name.startswith("_") + name.replace("$", r"\$")
 
 
@@ -60,8 +59,10 @@ def verbatim(name: str) -> str:
 def printed(
     width: float, height: float, stem: Path, written: list[Path], caption: str = ""
 ) -> Iterator[Figure]:
-    """A figure to draw on, of so many inches; at the end it is written as PNG, SVG and PDF, or as the one
-    that the ending of `stem` says. The paths are added to `written`."""
+    """Return a figure to draw on, in inches; at the end write it and add the paths to `written`.
+
+    The ending of `stem` is the format; without one, PNG, SVG and PDF are written.
+    """
     with matplotlib.rc_context(LOOK):
         figure = Figure(figsize=(width, height), layout="constrained")
         figure.get_layout_engine().set(w_pad=0.03, h_pad=0.03)  # type: ignore[union-attr,call-arg]
@@ -72,7 +73,7 @@ def printed(
 
 
 def save(figure: Figure, stem: Path, caption: str = "") -> list[Path]:
-    """Written without a date, so that the same picture is the same file; with a line above it, if any."""
+    """Write a figure without a date, so that the same picture is the same file; the caption stands above it."""
     if caption:
         figure.suptitle(caption, fontsize=6, color="0.4")
     endings = ("",) if stem.suffix in SUFFIXES else SUFFIXES
@@ -84,7 +85,7 @@ def save(figure: Figure, stem: Path, caption: str = "") -> list[Path]:
 
 
 def dress(axis: Axes, title: str = "", **labels: Any) -> None:
-    """A thin grid, and title and labels."""
+    """Add a thin grid, the title and labels."""
     axis.grid(alpha=0.3, linewidth=0.4)
     if title:
         axis.set_title(title, loc="left")
@@ -92,8 +93,7 @@ def dress(axis: Axes, title: str = "", **labels: Any) -> None:
 
 
 def below(figure: Figure, axes: Sequence[Axes]) -> None:
-    """One legend for all panels, below them, in as many columns as there is room for; long names are broken,
-    and a long legend makes the figure higher."""
+    """Add one legend below all panels, in as many columns as fit; it breaks long names and makes the figure higher."""
     handles = {n: h for axis in axes for h, n in zip(*axis.get_legend_handles_labels(), strict=True)}
     letters, width = 0.05, figure.get_figwidth()  # inches
     names = [fill(name, int((width - 0.5) / letters)) for name in handles]
@@ -106,7 +106,7 @@ def below(figure: Figure, axes: Sequence[Axes]) -> None:
 
 
 def grid(panels: int) -> tuple[int, int, float, float]:
-    """Rows, columns, width and height for so many panels, at most three beside each other."""
+    """Return rows, columns, width and height for so many panels, at most three beside each other."""
     rows = -(-panels // 3)
     columns = -(-panels // rows)
     return rows, columns, COLUMN if columns == 1 else min(PAGE, 2.5 * columns), 2.0 * rows + 0.4

@@ -1,4 +1,4 @@
-"""Rows to a table, and a table to text, Markdown, LaTeX and CSV."""
+"""Render a table as text, Markdown, LaTeX and CSV."""
 
 import csv
 import io

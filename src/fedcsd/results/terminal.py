@@ -271,7 +271,7 @@ def show_comparison(
     )
     if missing:
         say(f"no room here for {', '.join(missing)}: see the files below")
-    for text in [*comparison.legend(rows, seeds, settings or {}), *comparison.remarks(rows)]:
+    for text in [*comparison.legend(rows, seeds, settings), *comparison.remarks(rows)]:
         say(text)
 
 

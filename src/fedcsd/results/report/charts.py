@@ -1,4 +1,4 @@
-"""The line charts of the report: their measurements, and the numbers over runs."""
+"""Choose the line charts of the report, and compute their numbers over runs."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ COST = {"seconds": 0.0, "bytes_down": 0, "bytes_up": 0}
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart of the report; the measurements in it are those that name it."""
+    """A chart shows the measurements that name it."""
 
     title: str
     caption: str

@@ -17,9 +17,9 @@ from fedcsd.experiments.summary import notable, summarise
 from fedcsd.experiments.tracking import settings_text
 from fedcsd.measurements import MEASUREMENTS, number
 from fedcsd.messages import finite
-from fedcsd.results.comparison import duration, heading, in_words, legend, remarks, table
+from fedcsd.results.comparison import duration, heading, in_words, legend, remarks, seeds_text, table
 from fedcsd.results.report.charts import charts, series
-from fedcsd.results.report.runs import DAMAGE, ReportRuns, SeenRun, common, find
+from fedcsd.results.report.runs import DAMAGE, ReportRuns, SeenRun, find
 from fedcsd.results.rows import About, Row, rows
 from fedcsd.results.style import look
 from fedcsd.results.tables import NOTHING, known
@@ -81,10 +81,10 @@ def _summary(found: ReportRuns) -> str:
         same = [notable(settings) for settings in every]
     except DAMAGE:
         return ""
-    values = found.settings or common(same)
+    common = {k: v for k, v in same[0].items() if all(some.get(k) == v for some in same)}
+    values = found.settings or common
     seeds = sorted({int(settings["seed"]) for settings in every})
-    numbers = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
-    return ", ".join(filter(None, (in_words(values), numbers)))
+    return ", ".join(filter(None, (in_words(values), seeds_text(seeds))))
 
 
 def _table(found: ReportRuns) -> Json:
@@ -106,7 +106,7 @@ def _table(found: ReportRuns) -> Json:
     head = head or ["method", headings[0]]
     filled = [_with_unfinished(label, runs, lines.get(label), head) for label, runs in found.groups.items()]
     seeds = sorted({int(run.config["seed"]) for runs in found.groups.values() for run in runs})
-    notes = [*legend(every, seeds, {}), *remarks(every)] if every else []
+    notes = [*legend(every, seeds), *remarks(every)] if every else []
     if FIRST in head:
         notes.insert(
             0, f"{FIRST}: less the accuracy of the first method above with the same data and partition"

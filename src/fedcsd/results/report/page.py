@@ -1,4 +1,4 @@
-"""The text of the report page: everything in one file, nothing from elsewhere."""
+"""Write the report page: one file that needs nothing from elsewhere."""
 
 import base64
 import html

@@ -1,7 +1,7 @@
 """The runs of a report on disk: finished, diverged, in training, or damaged."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -164,8 +164,3 @@ def stamp(paths: Sequence[Path]) -> str:
                     continue
                 found.append((str(folder), name, state.st_mtime_ns, state.st_size))
     return json.dumps(found)
-
-
-def common(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the entries that all have in common."""
-    return {key: v for key, v in values[0].items() if all(some.get(key) == v for some in values)}

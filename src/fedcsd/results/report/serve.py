@@ -1,4 +1,4 @@
-"""The live report: a server for the page and its data, on 127.0.0.1 only."""
+"""Serve the live report, the page and its data, on 127.0.0.1 only."""
 
 import errno
 import json
