@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedcsd.deploy.server.checks import Checks, shown
@@ -71,18 +71,15 @@ class FlowerBackend(Backend):
             return reply
 
         kind = "train" if request.kind == "train" else "query"
-        for client, found in self._exchange(kind, request.round, clients, parcel, read):
+        for client, found in self._answers(Exchange(self, kind, request.round, clients, parcel, read)):
             yield found if isinstance(found, Reply) else Reply(client, absent=found)
 
     def evaluate(self, round: int, weights: Weights) -> Evaluation:
+        """Test a model on the server's test data, or have each site test it on its own."""
         request = Request(round, "evaluate", {"weights": weights}, "evaluate")
         if self.worker is not None:
-            return Evaluation.of_blocks(*self.worker.evaluate_all(request))
-        return self._evaluate_at_sites(request)
-
-    def _evaluate_at_sites(self, request: Request) -> Evaluation:
-        """Have each site test the model on its own data."""
-        round = request.round
+            replies, tests = self.worker.evaluate_all(request)
+            return Evaluation.of_blocks(replies, tests)
         message = self.holdings.message(request.values)
 
         def parcel(client: int, everything: bool) -> Parcel:
@@ -90,16 +87,16 @@ class FlowerBackend(Backend):
 
         def read(client: int, parcel: Parcel) -> tuple[int, float, int]:
             right, loss, test = (parcel.header.get(name, -1) for name in ("right", "loss", "test"))
+            most = self.roster.about[self.roster.nodes[client]]["test"]
             numbers = type(right) is int and type(test) is int and type(loss) is float
-            if not numbers or not 0 <= right <= test <= self._about(client)["test"] or not 0 <= loss < 1e15:
+            if not numbers or not 0 <= right <= test <= most or not 0 <= loss < 1e15:
                 raise Malformed("its evaluation is not within reason")
             self.holdings.holds(client, request)
             return right, loss, test
 
         everyone = range(self.experiment.settings.clients)
-        found = [
-            f for _, f in self._exchange("evaluate", round, everyone, parcel, read) if isinstance(f, tuple)
-        ]
+        exchange = Exchange(self, "evaluate", round, everyone, parcel, read)
+        found = [f for _, f in self._answers(exchange) if isinstance(f, tuple)]
         loss = sum(loss for _, loss, _ in found) / max(sum(test for *_, test in found), 1)
         return Evaluation(loss, counts=[(right, test) for right, _, test in found])
 
@@ -112,25 +109,14 @@ class FlowerBackend(Backend):
         self.tally, self.refusals, self.waited, self.busy = Counter(), [], 0.0, 0.0
         return counted
 
-    def _about(self, client: int) -> Mapping[str, Any]:
-        return self.roster.about[self.roster.nodes[client]]
-
     def _header(self, client: int, kind: str, round: int) -> dict[str, Any]:
         header = {**self.roster.hello, "kind": kind, "client": client, "round": round}
         return {**header, "deploy": asdict(self.deployment), "alone": self.transport.alone}
 
-    def _exchange(
-        self,
-        kind: str,
-        round: int,
-        clients: Sequence[int],
-        parcel: Callable[[int, bool], Parcel],
-        read: Read,
-    ) -> Iterator[tuple[int, Any]]:
+    def _answers(self, exchange: "Exchange") -> Iterator[tuple[int, Any]]:
         """Yield the result of each client in order, or the reason why there is none."""
-        exchange = Exchange(self, kind, round, clients, parcel, read)
         began = time.monotonic()
-        for client in clients:
+        for client in exchange.clients:
             while client not in exchange.done and not exchange.over:
                 exchange.step()
             yield client, exchange.done.pop(client, "missing")
@@ -139,29 +125,27 @@ class FlowerBackend(Backend):
         self.busy += exchange.busy
 
 
+@dataclass
 class Exchange:
-    """Sends one question to a cohort, until it is answered or given up."""
+    """Send one question to a cohort, and wait until it is answered or given up."""
 
-    def __init__(
-        self,
-        backend: FlowerBackend,
-        kind: str,
-        round: int,
-        clients: Sequence[int],
-        parcel: Callable[[int, bool], Parcel],
-        read: Read,
-    ):
-        self.backend, self.kind, self.round = backend, kind, round
-        self.parcel, self.read = parcel, read
-        self.clients, self.waiting = list(clients), list(clients)
+    backend: FlowerBackend
+    kind: str
+    round: int
+    clients: Sequence[int]
+    parcel: Callable[[int, bool], Parcel]
+    """makes the parcel for a client, with all arrays or those that it lacks"""
+    read: Read
+
+    def __post_init__(self) -> None:
+        self.waiting, self.open = list(self.clients), set(self.clients)
         self.sent: dict[str, int] = {}
         self.done: dict[int, Any] = {}
         self.tries = Counter[int]()
         self.usable = 0
-        self.open = set(clients)
         self.busy, self.pause = 0.0, POLL  # seconds of the slowest node, and to the next look
         self.say_at = time.monotonic() + PATIENCE
-        timeout = backend.deployment.round_timeout
+        timeout = self.backend.deployment.round_timeout
         self.deadline = time.monotonic() + timeout if timeout else math.inf
 
     @property
