@@ -187,27 +187,15 @@ def _instead(name: object, known: Iterable[str]) -> str:
 
 
 def no_run(path: Path, *, to_train: bool = True) -> UserError:
-    """Return the error for a folder that holds no run, with the runs that are near it."""
-    if path.parent.is_file():
-        return UserError(
-            f"{path.parent} is an archive: it has no weights of its runs, and nothing can be trained from it"
-        )
-    inside = sorted(config.parent for config in path.glob("*/config.toml"))
+    """Return the error for a folder that holds no run; it names a run below that folder."""
+    configs = sorted(path.glob("*/config.toml")) or sorted(path.glob("*/*/config.toml"))
+    names = [f"name one, such as {configs[0].parent}"] if configs else []
     if any((path / name).exists() for name in ("comparison.json", "planned.json")):
-        advice = [f"name one of its runs, such as {inside[0]}"] if inside else []
-        if to_train or not inside:
-            advice.append("the same `fedcsd compare` goes on with it, with more --rounds if you like")
-        return UserError(f"{path} holds a comparison: {'; '.join(advice)}")
-    if inside:
-        return UserError(f"{path} holds no run but {len(inside)} of them: name one, such as {inside[0]}")
-    deeper = sorted(config.parent for config in path.glob("*/*/config.toml"))
-    if deeper:
-        folders = [run.parent for run in deeper]
-        most = max(dict.fromkeys(folders), key=folders.count)
-        one = deeper[folders.index(most)]
+        again = "the same `fedcsd compare` goes on with it, with more --rounds if you like"
         return UserError(
-            f"{path} holds no run, but {most} has {folders.count(most)}: name that folder, or a run in it, such as {one}"
+            f"{path} holds a comparison: {'; '.join([*names, *[again] * (to_train or not names)])}"
         )
-    return UserError(
-        f"{path} holds no run ({'it has no config.toml' if path.exists() else 'it does not exist'})"
-    )
+    if configs:
+        return UserError(f"{path} holds no run, but some are below it: {names[0]}")
+    why = "it has no config.toml" if path.exists() else "it does not exist"
+    return UserError(f"{path} holds no run ({why})")

@@ -355,9 +355,11 @@ def test_a_finished_run_takes_no_change_that_would_do_nothing(tmp_path: Path) ->
 def test_a_folder_of_runs_is_no_run_but_names_one(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "config.toml").write_text("")
-    with pytest.raises(UserError, match=r"holds no run but 1 of them: name one, such as .*b$"):
+    with pytest.raises(UserError, match=r"holds no run, but some are below it: name one, such as .*b$"):
         RunDirectory.open(tmp_path)
     (tmp_path / "c/runs/a").mkdir(parents=True)
     (tmp_path / "c/runs/a/config.toml").write_text("")
-    with pytest.raises(UserError, match=r"c holds no run, but .*c/runs has 1: name .*, such as .*c/runs/a$"):
+    with pytest.raises(
+        UserError, match=r"c holds no run, but some are below it: name one, such as .*c/runs/a$"
+    ):
         RunDirectory.open(tmp_path / "c")

@@ -351,7 +351,7 @@ def test_stand_ins_for_what_is_not_there(tmp_path: Path, monkeypatch: pytest.Mon
         (["table1", "--seeds", "0,0"], "--seeds needs different whole numbers"),
         (["table1", "--stand-in", "mnist"], "--stand-in takes DATA=OTHER"),
         (["table1", "--stand-in", "femnits=mnist"], "did you mean femnist"),
-        (["table1", "--set", "method.mu=1"], "method is what the paper's tables and figures set"),
+        (["table1", "--set", "method.mu=1"], "the paper's tables and figures set method"),
         (["table1", "--set", "beta=1"], "choose among its values with --only beta=…"),
         (["table1", "--beta", "0.3"], "choose among its values with --only beta=…"),
         (["table1", "--seed", "1"], "give seeds as --seeds"),

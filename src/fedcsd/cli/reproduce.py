@@ -136,7 +136,7 @@ def reproduce(
 
 
 def refuse_options() -> None:
-    """Without a name there is nothing that an option could be for."""
+    """Refuse options that are given without a name."""
     context = get_current_context()
     for parameter in context.command.params:
         given = context.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
@@ -145,7 +145,7 @@ def refuse_options() -> None:
 
 
 def check_names(choices: Choices) -> None:
-    """Refuse a model or data that nobody knows; what training would find out needs no data here."""
+    """Refuse an unknown model or data set before anything is loaded."""
     from fedcsd.data.sources import source
     from fedcsd.models import find
 
@@ -160,6 +160,7 @@ def check_names(choices: Choices) -> None:
 def train_and_show(
     names: Sequence[str], choices: Choices, out: Path, only: Any, jobs: int, train: bool
 ) -> None:
+    """Print the plan, train what is missing, and print each table as soon as it is made."""
     from fedcsd.paper.helpers import ShownProgress, helping, shared_out
     from fedcsd.paper.reproduce import plans, reproduce, wanted
     from fedcsd.results.terminal import ProgressDisplay, counted, say
@@ -170,10 +171,8 @@ def train_and_show(
     say(choices.text)
     show_notes(choices)
     if left and train:
-        expected = duration_text(sum(run.seconds for run in left))
-        say(
-            f"{counted(len(runs), 'run')}, {len(left)} of them to train: about {expected} on {choices.machine}"
-        )
+        expected = f"about {duration_text(sum(run.seconds for run in left))} on {choices.machine}"
+        say(f"{counted(len(runs), 'run')}, {len(left)} of them to train: {expected}")
     jobs = max(1, min(jobs, len(left)))
     if left and train and choices.scale == "paper" and choices.overrides.get("device") != "cuda":
         say("this is work for a GPU (--device cuda): on a CPU it takes weeks; --scale small is for one")
@@ -184,6 +183,7 @@ def train_and_show(
 
 
 def show_notes(choices: Choices) -> None:
+    """Print the notes on data in place of the paper's."""
     from fedcsd.results.terminal import say
 
     for note in choices.notes.values():
@@ -191,7 +191,7 @@ def show_notes(choices: Choices) -> None:
 
 
 def show_made(made: Any) -> None:
-    """The table in the terminal, what it says, and where the files are."""
+    """Print a table or figure that was made, its remarks, and the paths of its files."""
     from fedcsd.paper import report as text
     from fedcsd.results.terminal import say, show_table
 
@@ -219,6 +219,7 @@ def show_made(made: Any) -> None:
 
 
 def show_plan(plans: dict[str, Any], only: Any, machine: str) -> None:
+    """Print the runs of each table with their state, and the work that is left."""
     from fedcsd.paper.reproduce import wanted
     from fedcsd.results.terminal import counted, say, show_table
 
@@ -226,10 +227,8 @@ def show_plan(plans: dict[str, Any], only: Any, machine: str) -> None:
     for name, runs in plans.items():
         some = {run.path: run for run in wanted(runs, only) if run.path not in seen}
         seen |= some
-        say(
-            f"{name}: {counted(len(some), 'run')}"
-            + (" that no table above has" if name != next(iter(plans)) else "")
-        )
+        more = " that no table above has" if name != next(iter(plans)) else ""
+        say(f"{name}: {counted(len(some), 'run')}{more}")
         if some:
             rows = [[run.label, run.state, run.path.name] for run in some.values()]
             show_table(["run", "state", "folder"], rows, left=3, wide=True)
@@ -240,7 +239,7 @@ def show_plan(plans: dict[str, Any], only: Any, machine: str) -> None:
 
 
 def list_names() -> None:
-    """The names, what each makes, and how much work it is at each scale."""
+    """Print the names, what each makes, and the work at each scale."""
     from fedcsd.results.terminal import say, show_table
 
     rows = []
@@ -268,7 +267,7 @@ def list_names() -> None:
 
 
 def duration_text(seconds: float) -> str:
-    """Roughly how long, for people."""
+    """Return a rough duration in words."""
     for unit, size in (("days", 86400), ("h", 3600), ("min", 60)):
         if seconds >= 1.5 * size:
             return f"{seconds / size:.0f} {unit}"
@@ -276,6 +275,7 @@ def duration_text(seconds: float) -> str:
 
 
 def parse_stand_ins(given: Sequence[str]) -> dict[str, str]:
+    """Return the other data of each data set that --stand-in names."""
     found = {}
     for text in (part for some in given for part in re.split(r",(?=\s*\w+=)", some)):
         name, equals, other = text.partition("=")
@@ -286,7 +286,7 @@ def parse_stand_ins(given: Sequence[str]) -> dict[str, str]:
 
 
 def overrides_of(options: dict[str, Any], assignments: tuple[str, ...]) -> dict[str, Any]:
-    """Settings in place of the scale's; those that the tables vary are not for the taking."""
+    """Return the settings that replace those of the scale; refuse those that the tables vary."""
     values = gather(None, options, assignments)
     for key in values:
         if key in FIXED and not (key == "data" and "name" not in values["data"]):
@@ -295,12 +295,8 @@ def overrides_of(options: dict[str, Any], assignments: tuple[str, ...]) -> dict[
 
 
 def fixed(key: str) -> str:
-    """What to say of a setting that the tables vary."""
-    advice = "leave it out"
-    if key in ("method", "beta"):
-        advice = f"choose among its values with --only {key}=…"
-    elif key == "data":
-        advice += f"; --stand-in {next(iter(TITLES))}=… trains on other data"
-    elif key == "seed":
-        advice = "give seeds as --seeds"
-    return f"{key} is what the paper's tables and figures set: {advice}"
+    """Return the message for a setting that the tables vary."""
+    only = f"choose among its values with --only {key}=…"
+    other = f"leave it out; --stand-in {next(iter(TITLES))}=… trains on other data"
+    advice = {"method": only, "beta": only, "data": other, "seed": "give seeds as --seeds"}
+    return f"the paper's tables and figures set {key}: {advice.get(key, 'leave it out')}"
