@@ -20,7 +20,7 @@ from fedcsd.training.batch import Loss
 from fedcsd.training.drift import measure_local_model
 from fedcsd.training.engines.eager import Eager
 from fedcsd.training.optimizer import Gradient, with_given
-from fedcsd.training.task import Engine, Live, Task, frozen_outputs
+from fedcsd.training.task import Engine, Live, Task, Trained, frozen_outputs
 from fedcsd.training.workspace import Workspace
 from fedcsd.weights import Weights, moved
 
@@ -138,9 +138,7 @@ class Client:
         again = f" {self._trainings}" if self._trainings else ""
         self._trainings += 1
         live = self._live(frozen or {}, training=frozen_mode == "train")
-        known = {} if live.networks else {n: self.outputs(w) for n, w in (frozen or {}).items()}
-        observed = self.after_epoch is not None and not name and not again
-        purpose, epochs = f"batches{again}", self.settings.epochs
+        purpose, epochs = f"batches{again}", range(self.settings.epochs)
         task = Task(
             client=self.number,
             settings=self.settings,
@@ -151,14 +149,15 @@ class Client:
             method=self.method,
             images=self.workspace.images,
             rows=self.rows,
-            order=torch.stack([self._order(purpose, epoch) for epoch in range(epochs)]),
+            order=torch.stack([self._order(purpose, epoch) for epoch in epochs]),
             numbers=partial(self._numbers, purpose),
             start_generators=partial(self.start_generators, self._torch_seed(f"training{again}")),
             given=moved(given or {}, self.workspace.device),
-            known=known,
+            known={} if live.networks else {n: self.outputs(w) for n, w in (frozen or {}).items()},
             live=live,
-            after_epoch=partial(self.after_epoch, weights) if self.after_epoch and observed else None,
         )
+        if self.after_epoch is not None and not name and not again:
+            task.after_epoch = partial(self.after_epoch, weights)
         try:
             trained = self.engine.train(task)
         except TypeError:
@@ -166,15 +165,20 @@ class Client:
             raise
         if trained.diverged:
             raise Diverged(f"client {self.number}: {trained.diverged}")
+        self._note_training(name, weights, trained)
+        return {"weights": trained.weights, "steps": trained.steps}
+
+    def _note_training(self, name: str, start: Weights, trained: Trained) -> None:
+        """Note the loss and its measurements, and measure the trained model if it is the round's."""
         for measure, total in trained.sums.items():
             if name:
                 check_own_measurement(f"{name}_{measure}")
-            self._add(f"{name}_{measure}" if name else measure, total, self.samples * epochs)
+            count = self.samples * self.settings.epochs
+            self._add(f"{name}_{measure}" if name else measure, total, count)
         if not name:
-            local = measure_local_model(self.workspace, self.number, weights, trained.weights)
+            local = measure_local_model(self.workspace, self.number, start, trained.weights)
             for measure, values in local.items():
                 self._add(measure, values.sum(dtype=torch.float64), values.numel())
-        return {"weights": trained.weights, "steps": trained.steps}
 
     def _live(self, frozen: Mapping[str, Weights], *, training: bool) -> Live:
         """Return the networks that must see every batch; other outputs are the same in every epoch."""

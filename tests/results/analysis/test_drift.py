@@ -1,6 +1,7 @@
 """Test drift and forgetting within a round: their numbers, and that observation changes nothing."""
 
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fedcsd.federation.rounds import Federation
 from fedcsd.messages import Request
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.results.analysis import drift, forgetting
+from fedcsd.results.analysis.observation import Observed
 from fedcsd.results.analysis.one_round import NextRound, latest, ready
 from helpers.federations import blobs, small
 
@@ -113,6 +115,13 @@ def test_looking_on_changes_no_bit(method: str, model: Any) -> None:
         (*_, last) = gathered.averages()
         assert torch.equal(last, federation.server.weights.flat)
     assert torch.equal(last, plain_round(following.experiment(chosen, 3), 2))
+
+
+def test_an_observed_method_goes_to_worker_processes_that_share_nothing() -> None:
+    method = Observed(make_method({"name": "fedcsd", "mu": 0.5}), lambda *_: None, drift.Meter(3))
+    again = pickle.loads(pickle.dumps(method))
+    assert again.method == method.method
+    assert (again.trains, again.observer.images, again.seen) == (("train",), 3, None)
 
 
 def test_each_epoch_is_the_end_of_a_shorter_round() -> None:

@@ -4,7 +4,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from typing import Protocol
 
 import torch
 
@@ -24,13 +23,6 @@ FILLED = 5  # lanes of that size
 
 State = Callable[[int], Values]
 Replies = Generator[Reply | BaseException, None, None]
-
-
-class Runner(Protocol):
-    """A runner asks clients on this device; a failure takes the place of its client's reply."""
-
-    def run(self, request: Request, clients: Sequence[int], state: State) -> Replies: ...
-    def close(self) -> None: ...
 
 
 def leave_generators(seed: int) -> None:

@@ -4,6 +4,7 @@ The paper's figure: the global models of FedAvg and of FedCSD, and two local mod
 latter, with cross-entropy alone and with the full local loss.
 """
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -83,31 +84,31 @@ def picture(
     and the numbers as JSON; return the paths.
     """
     _check_same_data(list(runs.values()))
-    last, experiments = "", {}
-    for last, run in runs.items():
-        experiments[last] = ready(run, data=data, model=model, **changes)
-    if not last:
+    if not runs:
         raise UserError("t-SNE needs at least one run")
-    shown = {f"{label}\nglobal model": (experiments[label], experiments[label].weights) for label in runs}
-    tell = report or (lambda *_: None)
+    experiments = {label: ready(run, data=data, model=model, **changes) for label, run in runs.items()}
+    *_, last = runs
+    shown = {f"{label}\nglobal model": (e, e.weights) for label, e in experiments.items()}
     local = _methods(runs[last], plain=len(runs) > 1)
-    work = len(local) + len(runs) + len(local)
-    rounds, done, trained = len(runs[last].history), 0, list[Tensor]()
+    rounds, steps, trained = len(runs[last].history), itertools.count(), list[Tensor]()
+
+    def tell(work: str) -> None:
+        if report:
+            report(work, next(steps), 2 * len(local) + len(runs))
+
     for name, method in local.items():
-        tell(f"training {name}", done, work)
+        tell(f"training {name}")
         client, weights = _local(experiments[last], method, rounds, client, epochs, warm_up)
         trained.append(weights.flat)
         shown[f"{last}, client {client}\n{name}"] = (experiments[last], weights)
-        done += 1
     if len(trained) > 1 and torch.equal(*trained):
         more = "fedcsd tsne --client" + ("" if warm_up else " or --warm-up 1")
         note(f"{last} adds nothing to cross-entropy for client {client} in this round: {more} may show more")
     clouds = []
     for title, (experiment, weights) in shown.items():
-        tell(f"t-SNE of {title.replace(chr(10), ', ')}", done, work)
+        tell(f"t-SNE of {title.replace(chr(10), ', ')}")
         clouds.append(_cloud(title, experiment, weights, samples))
-        done += 1
-    tell("drawing", done, work)
+    tell("drawing")
     written = draw(clouds, stem, caption)
     numbers = stem.with_name(stem.name + ".json")
     numbers.write_text(json.dumps([cloud.to_json() for cloud in clouds]) + "\n", encoding="utf-8")
