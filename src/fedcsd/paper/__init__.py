@@ -1,1 +1,3 @@
-"""The paper's tables and figures, each declared as data: what to train, what to measure, what was printed."""
+"""Make the paper's tables and figures, which are declared as data, with experiments/ and results/.
+This package knows nothing of the command line, and nothing below it imports it.
+"""

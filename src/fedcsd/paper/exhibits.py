@@ -1,4 +1,4 @@
-"""The paper's tables and figures, and one of ours: the runs and measures of each, and the printed numbers.
+"""Declare the paper's tables and figures, and one of ours: runs, measures and printed numbers.
 
 printed.json holds the paper's numbers. Nothing here imports torch: methods and options are text.
 """
@@ -68,7 +68,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Entry:
-    """One number of a table: its row and column, its runs, its measure, and the printed number."""
+    """A number of a table has a row, a column, runs, a measure and mostly a printed number."""
 
     row: str
     column: str
@@ -83,7 +83,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Section:
-    """One table of rows and columns."""
+    """A section is one table of rows and columns."""
 
     title: str
     entries: tuple[Entry, ...]
@@ -104,7 +104,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A table or figure of the paper."""
+    """A table or figure of the paper has one or more sections."""
 
     name: str
     title: str

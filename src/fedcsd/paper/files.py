@@ -1,4 +1,4 @@
-"""The files of a table or figure: Markdown, CSV, LaTeX, and every number as JSON."""
+"""Write a table or figure as Markdown, CSV and LaTeX, and every number as JSON."""
 
 import json
 import math

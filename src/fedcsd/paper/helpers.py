@@ -1,4 +1,4 @@
-"""Helper processes for `--jobs`: each trains runs of the same plan, on the next GPU if there are several."""
+"""Start helper processes for `--jobs`: each trains runs of the same plan, on the next GPU if there are several."""
 
 import multiprocessing
 import os
@@ -79,7 +79,7 @@ def helping(jobs: int, names: Sequence[str], choices: Choices, out: Path, only: 
 
 @contextmanager
 def _ctrl_c_held_back(hold: bool) -> Iterator[None]:
-    """Delay Ctrl-C to the end of this context. A process that starts within it unblocks the signal itself."""
+    """Hold Ctrl-C back to the end of this context. A process that starts within it unblocks the signal itself."""
     if not hold or sys.platform == "win32":
         yield
         return

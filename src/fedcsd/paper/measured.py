@@ -1,4 +1,4 @@
-"""The measured numbers beside the printed ones: cells over seeds, differences, the order of methods."""
+"""Compare measured numbers with printed ones: means over seeds, differences, the order of methods."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ def curve(measure: str, history: Sequence[Mapping[str, Any]]) -> list[float]:
 
 @dataclass(frozen=True)
 class Result:
-    """The numbers of an entry; each list has an item for a seed."""
+    """The result of an entry has a number for each seed."""
 
     entry: Entry
     seeds: tuple[int, ...]
@@ -107,7 +107,7 @@ def best_in(results: Sequence[Result]) -> set[str]:
 
 @dataclass(frozen=True)
 class Order:
-    """The order of a column's rows, compared pair by pair with the printed order."""
+    """The order of a column's rows is compared pair by pair with the printed order."""
 
     agree: int
     differ: tuple[tuple[str, str], ...]
@@ -171,7 +171,7 @@ def apart(results: Sequence[Result], best: bool = False) -> float | None:
 
 @dataclass(frozen=True)
 class SectionResults:
-    """A section of a table or figure with its results."""
+    """A section that is measured."""
 
     section: Section
     results: tuple[Result, ...]

@@ -1,4 +1,4 @@
-"""The runs of a table or figure: their settings, where each lies, and how far it is."""
+"""Plan the runs of a table or figure: their settings, where each lies, and how far it is."""
 
 import json
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from fedcsd.paper.scales import Choices
 
 @dataclass(frozen=True)
 class PlannedRun:
-    """A run of a point of the paper with one seed, in a folder or archive."""
+    """A planned run trains a point of the paper with one seed; it lies in a folder or an archive."""
 
     point: Point
     seed: int

@@ -1,4 +1,4 @@
-"""A table or figure of the paper with its measured numbers, and the sentences about them."""
+"""Describe a measured table or figure: its cells, and the sentences about them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

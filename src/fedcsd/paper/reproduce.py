@@ -25,7 +25,7 @@ WAIT = 2.0  # seconds between looks at runs that other processes train
 
 @dataclass(frozen=True)
 class Made:
-    """A table or figure and its files."""
+    """A table or figure that is written."""
 
     report: Report
     files: list[Path]
@@ -42,7 +42,7 @@ class Progress:
         """Called again and again while other processes train the runs that are left."""
 
     def step(self, what: str, done: int, total: int) -> None:
-        """Called after each step of the work for a picture."""
+        """Show a step of the work for a picture; called after each."""
 
     def made(self, made: Made) -> None:
         """Called when a table or figure is written."""

@@ -3,8 +3,10 @@
 import math
 import os
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -31,74 +33,34 @@ class Scale:
     """where a run takes so long"""
 
 
-def _papers() -> dict[str, dict[str, Any]]:
-    """Return the paper's settings of each data set."""
-    partition = {CIFAR: "dirichlet", FEMNIST: "dirichlet", OFFICE: "column"}
-    return {
-        data: {
-            "model": SETUP["model"][data],
-            "batch_size": SETUP["batch_size"][data],
-            "partition": partition[data],
-            "track_drift": data == CIFAR,  # for fig1; with small models it costs a tenth and more
-        }
-        for data in TITLES
-    }
-
-
-def _smaller(**changes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the paper's settings of each data set with the simple CNN and some changes."""
-    return {data: dict(merge(own, {"model": "simple_cnn"}, changes[data])) for data, own in _papers().items()}
-
-
 IMAGES = {CIFAR: 50_000, FEMNIST: 342_000, "mnist": 60_000}  # to train on
-OPTIMIZER = {key: value for key, value in SETUP["optimizer"].items() if key != "name"}
-COMMON = {"clients": SETUP["clients"], "participation": SETUP["participation"]}
-SCALES = {
-    "smoke": Scale(
-        "2 rounds of a few epochs, a small part of the data, the simple CNN: shows that everything runs; the "
-        "models are hardly trained, so that their numbers cannot be compared with the paper's",
-        (0,),
-        {**COMMON, **OPTIMIZER, "rounds": 2, "epochs": 2, "lr": 0.05, "min_samples": 2},
-        _smaller(
-            cifar100={"train_size": 1000, "augment": "none", "batch_size": 10},
-            femnist={"train_size": 1000, "batch_size": 10, "lr": 0.02},
-            office_caltech_10={
-                "data": {"size": 32},
-                "augment": "none",
-                "epochs": 5,
-                "batch_size": 5,
-                "lr": 0.01,
-            },
-        ),
-        2,
-        {CIFAR: 1.8, FEMNIST: 1.5, OFFICE: 1.1, "mnist": 0.9, "digits": 0.2},
-        "two cores",
-    ),
-    "small": Scale(
-        "30 rounds, 10,000 training images, the simple CNN, no augmentation, learning rates that suit it: "
-        "compares the methods with each other, not with the paper's numbers",
-        (0, 1),
-        {**COMMON, **OPTIMIZER, "rounds": 30},
-        _smaller(
-            cifar100={"train_size": 10_000, "augment": "none", "epochs": 2, "lr": 0.03},
-            femnist={"train_size": 10_000, "epochs": 1, "lr": 0.01},
-            office_caltech_10={"data": {"size": 32}, "augment": "none", "epochs": 5, "lr": 0.01},
-        ),
-        10,
-        {CIFAR: 24, FEMNIST: 10, OFFICE: 5, "mnist": 7, "digits": 3},
-        "two cores",
-    ),
-    "paper": Scale(
-        "the paper's setup: 100 rounds of 5 epochs, all data, ResNet-50 on CIFAR-100, the simple CNN on "
-        "FEMNIST, AlexNet on Office-Caltech-10",
-        (0, 1, 2),
-        {**COMMON, **OPTIMIZER, "rounds": SETUP["rounds"], "epochs": SETUP["local_epochs"]},
-        _papers(),
-        50,
-        {CIFAR: 2000, FEMNIST: 170, OFFICE: 45, "mnist": 30, "digits": 10},
-        "one H200 (CIFAR-100 with --precision bf16 --compile)",
-    ),
+_COMMON = {
+    **{key: SETUP[key] for key in ("clients", "participation", "rounds")},
+    **{key: value for key, value in SETUP["optimizer"].items() if key != "name"},
 }
+_DATA = {
+    data: {
+        "model": SETUP["model"][data],
+        "batch_size": SETUP["batch_size"][data],
+        "partition": "column" if data == OFFICE else "dirichlet",
+        "track_drift": data == CIFAR,  # for fig1; with small models it costs a tenth and more
+    }
+    for data in TITLES
+}
+
+
+def _scales() -> dict[str, Scale]:
+    """Return the scales of scales.toml over the paper's setup."""
+    tables = tomllib.loads(resources.files("fedcsd.paper").joinpath("scales.toml").read_text("utf-8"))
+    scales = {}
+    for name, table in tables.items():
+        common = _COMMON | {"epochs": SETUP["local_epochs"]} | table.pop("common")
+        data = {key: merge(usual, table["data"].get(key, {})) for key, usual in _DATA.items()}
+        scales[name] = Scale(**{**table, "seeds": tuple(table["seeds"]), "common": common, "data": data})
+    return scales
+
+
+SCALES = _scales()
 
 
 @dataclass(frozen=True)
