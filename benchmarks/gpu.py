@@ -1,6 +1,6 @@
 """Measure images per second on a GPU: engines and precisions, a plain PyTorch loop, and a ceiling.
 
-    python benchmarks/gpu.py --json results/gpu.json
+    python benchmarks/gpu.py --json results/speed/gpu.json
     python benchmarks/gpu.py --only cnn10,cnn100 --rounds 5
 
 Whole rounds are timed: dealing, local training, aggregation, evaluation on the test data. The plain

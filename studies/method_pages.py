@@ -3,7 +3,7 @@
     python studies/method_pages.py            # rewrite the generated parts
     python studies/method_pages.py --check    # only say whether they are up to date
 
-Options come from the code, numbers from results/methods-*.json (see studies/methods.py).
+Options come from the code, numbers from results/methods/ (see studies/methods.py).
 """
 
 import argparse
@@ -21,9 +21,9 @@ from fedcsd.methods import methods
 
 ROOT = Path(__file__).parents[1]
 SETS = {
-    "methods-mnist.json": "MNIST, simple CNN",
-    "methods-cifar100.json": "CIFAR-100, simple CNN",
-    "methods-cifar100-resnet18.json": "CIFAR-100, ResNet-18 (with BatchNorm)",
+    "mnist.json": "MNIST, simple CNN",
+    "cifar100.json": "CIFAR-100, simple CNN",
+    "cifar100-resnet18.json": "CIFAR-100, ResNet-18 (with BatchNorm)",
 }
 Rows = list[dict[str, Any]]
 
@@ -44,7 +44,7 @@ def options_of(name: str) -> str:
 def measured(name: str) -> str:
     parts = []
     for file, title in SETS.items():
-        path = ROOT / "results" / file
+        path = ROOT / "results" / "methods" / file
         if path.exists():
             content = json.loads(path.read_text(encoding="utf-8"))
             parts += tables(name, file, title, content)
@@ -66,7 +66,7 @@ def tables(name: str, file: str, title: str, content: dict[str, Any]) -> list[st
     size = f"{settings['train_size']:,} training images, " if settings.get("train_size") else ""
     epochs = f"{settings['rounds']} rounds of {settings['epochs']} epoch{'s' * (settings['epochs'] > 1)}"
     clients = settings.get("clients", 10)
-    over = f"mean ± standard deviation over seeds {', '.join(map(str, seeds))} (`results/{file}`):"
+    over = f"mean ± standard deviation over seeds {', '.join(map(str, seeds))} (`results/methods/{file}`):"
     head = f"{title}: {size}{clients} clients, {epochs}; final test accuracy in percent, {over}"
     found = [head, grid(rows, labels, "accuracy")]
     if any("client_accuracy_personal" in run for row in rows for run in row["runs"] if row["method"] == name):

@@ -1,7 +1,7 @@
 """Train every method on the same federations, for the tables of docs/methods/.
 
     python studies/methods.py --data mnist --train-size 10000 --betas 0.05,0.5 --lrs 0.01,0.1 \\
-        --rounds 30 --epochs 1 --seeds 0,1,2 --out runs/methods-mnist --json results/methods-mnist.json
+        --rounds 30 --epochs 1 --seeds 0,1,2 --out runs/methods-mnist --json results/methods/mnist.json
 
 Runs stand side by side, one core each; calling again goes on where it was cut off. `--json` collects
 what is finished, also while the rest is not, and what is in it is not run again. `python studies/method_pages.py` puts the numbers

@@ -1,6 +1,6 @@
 """Does bfloat16 move the final accuracy? Runs in float32 and in bfloat16, same seeds, on a GPU.
 
-    python studies/precision.py --data mnist --rounds 30 --json results/precision.json
+    python studies/precision.py --data mnist --rounds 30 --json results/speed/precision.json
 
 Prints the accuracy of every run, the spread over seeds in float32, and the difference that bfloat16
 makes with the same seed: the claim is that the second is smaller than the first. Without a GPU it says

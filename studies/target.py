@@ -1,7 +1,7 @@
 """Ask where FedCSD's accuracy comes from: from the teacher, or from a target near the uniform distribution?
 
     python studies/target.py --data mnist --train-size 10000 --betas 0.05,0.5 --mus 0.001,0.01 \\
-        --out runs/target-mnist --json results/target-mnist.json
+        --out runs/target-mnist --json results/methods/target-mnist.json
 
 Trains fedavg, fedcsd, fedcsd:uniform (same mask and weight, uniform target) and fedcsd:scaled (similarity
 times C, so that the refined logits keep their size) with every seed, and prints accuracy beside the entropy

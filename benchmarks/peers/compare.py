@@ -1,6 +1,6 @@
 """Compare fedcsd with other federated simulators at the same work: seconds per round, memory, accuracy.
 
-    python benchmarks/peers/compare.py --workloads W1,W2,W3 --repeats 5 --json results/peers-cpu.json
+    python benchmarks/peers/compare.py --workloads W1,W2,W3 --repeats 5 --json results/speed/peers.json
     python benchmarks/peers/compare.py --workloads W2 --only flower,pfl,plain --repeats 1
 
 The contenders, each in an environment of its own that is made the first time (peers/requirements.toml),

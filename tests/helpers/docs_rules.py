@@ -60,6 +60,7 @@ RULES = (
     Rule("^fedcsd reproduce .", "hours of training: the plan is made", add="--dry-run", unless="smoke|--no-train|--dry-run"),
     Rule("^fedcsd reproduce .", "not in FEDCSD_DATA here", how="run" if DATA else "parse", unless="smoke"),
     Rule("^fedcsd reproduce .*smoke", "one run of 48", add="--only method=fedavg,data=femnist,beta=0.05 --set rounds=1"),
+    Rule("--out results/", "would write into the repository: tests/paper/test_committed.py does that", how="parse"),
     Rule("^python studies/target.py", "one seed, one round", add="--rounds 1 --train-size 300 --seeds 0 --mus 0.01"),
     Rule("^python studies/target.py .*--data mnist", "not in FEDCSD_DATA here", how="run" if "mnist" in HERE.split("|") else "parse"),
     Rule("^python (benchmarks|studies)/", "measures for minutes", how="parse", unless="target.py|method_pages.py"),
