@@ -8,6 +8,7 @@ import pytest
 
 import fedcsd as package
 from fedcsd.cli import main as cli
+from fedcsd.cli.show import show_finished
 from fedcsd.errors import Note, UserError
 from fedcsd.experiments import run_folder as runs
 from helpers.federations import blobs
@@ -130,7 +131,7 @@ def test_a_run_that_cannot_be_written_is_told_in_one_line(tmp_path: Path, fedcsd
     (tmp_path / "run/curves.png").mkdir()
     again = fedcsd("resume", "run")
     assert again.returncode == 0
-    assert "note: cannot write run/curves.png: Is a directory" in again.stderr
+    assert "note: cannot write to run/curves.png: Is a directory" in again.stderr
     (tmp_path / "run/lock").unlink()
     (tmp_path / "run/lock").mkdir()
     assert fedcsd("resume", "run", "--rounds", "2").stderr == "error: cannot write to run: Is a directory\n"
@@ -150,7 +151,7 @@ def test_interrupted_after_the_last_round(tmp_path: Path, monkeypatch: pytest.Mo
     run = package.run(data=blobs(), rounds=1, out=tmp_path / "run", **SMALL)
     monkeypatch.setattr("fedcsd.results.curves.plot_curves", interrupt)
     with pytest.raises(KeyboardInterrupt, match="run is finished, its pictures are not"):
-        cli.show_finished(run)
+        show_finished(run)
 
 
 def test_show_of_a_folder_of_runs(tmp_path: Path, fedcsd: Fedcsd) -> None:

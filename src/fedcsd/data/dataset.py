@@ -94,13 +94,9 @@ class Dataset:
 
         Args:
             x_train, y_train: images [N, H, W], [N, C, H, W], [N, H, W, C] or tables [N, D], and labels [N]
-            x_test, y_test: the same for test data; without them a seeded share of the training data is set aside
-            name: name of the data, for errors
-            classes: number of classes, if the data need not have them all; without it each class keeps a sample
-                to train on
+            x_test, y_test: the same for test data; without them a seeded share `test` of the rest is set aside
+            classes: number of classes if some may be lacking, else each class keeps a sample to train on
             largest: largest possible value of uint8 images
-            groups: the group of each sample
-            test: share that is set aside
             key: digest of the files that the data comes from
         """
         x_train, y_train = _images(x_train, "x_train"), _labels(y_train, "y_train")
@@ -296,10 +292,9 @@ def _check_length(name: str, x: Array, y: Array, part: str) -> None:
 
 
 def _check_alike(name: str, x_train: Array, x_test: Array) -> None:
-    if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
-        raise UserError(
-            f"{name}: x_train {_kind(x_train)} and x_test {_kind(x_test)} must have the same shape and type"
-        )
+    train, test = (f"{'×'.join(map(str, x.shape[1:]))} {x.dtype}" for x in (x_train, x_test))
+    if train != test:
+        raise UserError(f"{name}: x_train {train} and x_test {test} must have the same shape and type")
 
 
 def _images(given: Any, name: str) -> Array:
@@ -383,10 +378,6 @@ def _tell_range(name: str, x: Array) -> None:
             f"{name}: the floating-point numbers of x_train reach {most if most > -least else least:g} and are "
             f"used as they are, which may train badly: {cure}"
         )
-
-
-def _kind(x: Array) -> str:
-    return f"{'×'.join(map(str, x.shape[1:]))} {x.dtype}"
 
 
 def _standardise(x: Array, largest: int) -> tuple[Tensor, Tensor]:
