@@ -17,8 +17,8 @@ test: $(READY)  ## the whole test suite
 check: lint     ## style, types and unit tests: a minute and a half, for between changes
 	@$(BIN)/python -m pytest -n 2 -m "not (slow or program or docs or gpu or browser or flower)"
 
-lint: $(READY)  ## style and types
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy
+lint: $(READY)  ## style, types, the direction of imports, docstrings
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && PYTHONPATH=src $(BIN)/lint-imports --no-cache && $(BIN)/python tools/docstrings.py src
 
 format: $(READY) ## put the code into the house style
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .
