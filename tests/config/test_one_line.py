@@ -21,7 +21,7 @@ import fedcsd
 from click.testing import CliRunner
 from fedcsd.cli.main import cli
 from fedcsd.config.settings import settings_where
-from fedcsd.deploy.server.serve import settings_of
+from fedcsd.deploy.server.session import settings_of
 from fedcsd.paper.plan import digest
 from fedcsd.results.groups import labels_of
 from fedcsd.experiments.summary import notable

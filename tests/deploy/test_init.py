@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedcsd.cli.new_method import method_text
-from fedcsd.deploy.server.serve import settings_of
+from fedcsd.deploy.server.session import settings_of
 from helpers.program import Fedcsd
 
 

@@ -25,7 +25,7 @@ from fedcsd.deploy.node.store import RUNS, Store, checksum
 from fedcsd.deploy.processes import MARK
 from fedcsd.deploy.server.checks import Checks
 from fedcsd.deploy.server.remote import NodeStates
-from fedcsd.deploy.server.serve import settings_of
+from fedcsd.deploy.server.session import settings_of
 from fedcsd.deploy.server.sites import pooled
 from fedcsd.deploy.settings import Deployment, deployment_of
 from fedcsd.deploy.wire import HEADER, KINDS, MAIN, Malformed, Parcel, content_of, parcel_of, unpacked

@@ -2,33 +2,27 @@
 
 import json
 import os
-import secrets
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedcsd.config.settings import COMPONENTS, DEFAULTS
-from fedcsd.config.toml import merge, parse_assignments
 from fedcsd.deploy.processes import end_with_launcher
 from fedcsd.deploy.server import sites
 from fedcsd.deploy.server.backend import FlowerBackend
 from fedcsd.deploy.server.checks import shown
 from fedcsd.deploy.server.remote import NodeStates
 from fedcsd.deploy.server.roster import Roster
-from fedcsd.deploy.server.transport import Transport
-from fedcsd.deploy.settings import Deployment, deployment_of
+from fedcsd.deploy.server.session import Session
 from fedcsd.deploy.wire import Malformed
 from fedcsd.errors import UserError, show_notes
 from fedcsd.experiments import running as jobs
 from fedcsd.experiments.experiment import config_of
 from fedcsd.experiments.resuming import continued
-from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.federation.backends.protocol import one_thread
 from fedcsd.federation.callbacks import Callbacks
 from fedcsd.federation.evaluation import Record
@@ -83,39 +77,6 @@ class RoundLog(Callbacks):
         print(f"{text}  {record['clients']} clients{f'  ({dropped})' if dropped else ''}", flush=True)
 
 
-@dataclass
-class Session:
-    """Read the app's config for one start of the server part."""
-
-    grid: Grid
-    config: Mapping[str, Any]
-
-    def __post_init__(self) -> None:
-        from flwr.superlink.grid.inmemory_grid import InMemoryGrid
-
-        self.values = settings_of(self.config)
-        self.out = Path(str(self.config.get("out", "runs/flower"))).expanduser()
-        self.resume = bool(self.config.get("resume", False))
-        self.mode = "sites" if self.config.get("mode") == "sites" else "partition"
-        self.simulated = isinstance(self.grid, InMemoryGrid)
-        self.deployment: Deployment = deployment_of(self.config)
-        self.run = secrets.token_hex(8)
-        if self.resume:
-            kept = RunDirectory.open(self.out).config.get("deploy", {})
-            self.run, self.mode = str(kept.get("run", self.run)), str(kept.get("mode", self.mode))
-        norm = self.deployment.clipping_norm
-        self.transport = Transport(self.grid, alone=self.deployment.mods or norm > 0, clipping_norm=norm)
-
-    @property
-    def hello(self) -> dict[str, Any]:
-        return {"run": self.run, "mode": self.mode, "simulated": self.simulated}
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        again = str(self.config.get("again", "flwr run APP --run-config 'resume=true'"))
-        return {**asdict(self.deployment), "mode": self.mode, "run": self.run, "again": again}
-
-
 def serve(grid: Grid, config: Mapping[str, Any], status: StatusFile | None = None) -> jobs.Run:
     """Train a run over Flower, in a run's folder like any other."""
     session = Session(grid, config)
@@ -162,17 +123,3 @@ def begin(session: Session) -> tuple[jobs.Job | None, Roster]:
 
     hello = {**session.hello, "config": config_of(experiment)}
     return job, Roster(session.transport, hello, admit)
-
-
-def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of training in the app's run config.
-
-    `experiment` holds settings as JSON; keys of their own replace them, and `set` replaces those.
-    """
-    values = {key: value for key, value in config.items() if key in DEFAULTS}
-    # By default one client that diverges does not end the run of all.
-    whole = {"on_divergence": "skip"} | json.loads(str(config.get("experiment") or "{}"))
-    return merge(COMPONENTS, whole, values, parse_assignments(str(config.get("set", "")).split(), "set"))
-
-
-__all__ = ["app", "serve"]

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 from hashlib import blake2b
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from fedcsd.data import Dataset
 from fedcsd.data.partition import Rows
 from fedcsd.deploy.server.checks import shown
 from fedcsd.deploy.server.roster import Roster
+from fedcsd.deploy.server.session import Session
 from fedcsd.deploy.wire import Malformed
 from fedcsd.errors import UserError
 from fedcsd.experiments import running as jobs
@@ -24,14 +25,11 @@ from fedcsd.experiments.experiment import config_of
 from fedcsd.experiments.resuming import continued
 from fedcsd.experiments.run_folder import RunDirectory
 
-if TYPE_CHECKING:
-    from fedcsd.deploy.server.serve import Session
-
 MOST = 10_000_000  # samples of a site
 KINDS = {"torch.uint8": torch.uint8, "torch.float32": torch.float32}
 
 
-def begin(session: "Session") -> tuple[jobs.Job | None, Roster]:
+def begin(session: Session) -> tuple[jobs.Job | None, Roster]:
     """Ask the sites about their data, agree on what must be the same for all, and start or continue the run."""
     options = parse_assignments(str(session.config.get("data_options", "")).split(), "data_options")
     hello = {**session.hello, "config": {"data_options": options}}
@@ -88,7 +86,7 @@ def _numbered(about: Mapping[str, Any], agreed: Mapping[str, Any]) -> int:
     return client
 
 
-def agree(session: "Session", roster: Roster) -> dict[str, Any]:
+def agree(session: Session, roster: Roster) -> dict[str, Any]:
     """Wait for the sites; return what holds for all: classes, image shape, mean and deviation of pixels."""
     wanted = int(session.values.get("clients", 0))
     if not wanted:
