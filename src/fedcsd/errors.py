@@ -1,7 +1,6 @@
 """Errors that a user can put right, their text in one line, and notes."""
 
 import os
-import re
 import sys
 import sysconfig
 import traceback
@@ -152,17 +151,11 @@ def show_notes() -> None:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """Return the known names that are most like this one as "a or b", or "" if none is.
-
-    Three names that differ from it in digits alone (fedcsd1, fedcsd2, fedcsd3) are no help either.
-    """
+    """Return the known names that are most like this one as "a or b", or "" if none is."""
     by_lower, word = {k.lower(): k for k in sorted(known)}, str(name).lower()
     near = get_close_matches(word, by_lower, n=3, cutoff=0.55)
-    alike = [SequenceMatcher(None, k, word).ratio() for k in near]
-    near = [k for k, ratio in zip(near, alike, strict=True) if ratio > alike[0] - 0.1]
-    if len(near) == 3 and {re.sub(r"\d", "", k) for k in near} == {re.sub(r"\d", "", word)}:
-        return ""
-    return " or ".join(by_lower[k] for k in near)
+    ratios = [SequenceMatcher(None, k, word).ratio() for k in near]
+    return " or ".join(by_lower[k] for k, r in zip(near, ratios, strict=True) if r > ratios[0] - 0.1)
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:

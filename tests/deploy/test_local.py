@@ -43,7 +43,12 @@ def test_nothing_stays_however_it_ends(how: signal.Signals, tmp_path: Path) -> N
         [sys.executable, *command], cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
     )
     until = time.monotonic() + 300
-    wanted = tmp_path / "run" / ("metrics.jsonl" if how is signal.SIGINT else ".deploy/status-1.json")
+    early = {
+        signal.SIGINT: "metrics.jsonl",
+        signal.SIGTERM: "config.toml",
+        signal.SIGKILL: ".deploy/status-1.json",
+    }
+    wanted = tmp_path / "run" / early[how]
     while not wanted.exists():
         assert process.poll() is None, process.communicate()[1]
         assert time.monotonic() < until

@@ -5,14 +5,7 @@ from typing import Any
 
 import rich_click as click
 
-from fedcsd.cli.trained_runs import (
-    device_option,
-    folder_for,
-    folder_option,
-    run_argument,
-    warm_up_option,
-    workers_option,
-)
+from fedcsd.cli.trained_runs import folder_for, run_argument, training_options
 
 
 @click.command()
@@ -34,10 +27,7 @@ from fedcsd.cli.trained_runs import (
     default=10_000,
     help="test images to measure on, the first ones  [dim](default: 10000)[/dim]",
 )
-@warm_up_option
-@device_option
-@workers_option
-@folder_option
+@training_options
 def drift(
     path: Path, epochs: int, methods: str | None, images: int, out: Path | None, **changes: Any
 ) -> None:

@@ -1,6 +1,5 @@
 """Write a file to start your own method from (`fedcsd new-method`)."""
 
-import ast
 import builtins
 import keyword
 import re
@@ -46,8 +45,8 @@ def class_name(path: Path) -> str:
     if path.suffix != ".py":
         raise UserError(f"{path.name} is no Python file: its name must end in .py")
     if not path.stem.isidentifier() or keyword.iskeyword(path.stem):
-        plain = re.sub(r"\W+", "_", path.stem).strip("_").lower() or "my_method"
-        plain = plain if plain.isidentifier() and not keyword.iskeyword(plain) else f"my_{plain}"
+        plain = re.sub(r"\W+", "_", path.stem).strip("_").lower()
+        plain = f"my_{plain}" if keyword.iskeyword(plain) or not plain.isidentifier() else plain
         raise UserError(f"Python cannot import a file called {path.name}: call it {plain}.py")
     return "".join(word[0].upper() + word[1:] for word in path.stem.split("_") if word) or "MyMethod"
 
@@ -57,15 +56,9 @@ def method_text(file: str, name: str) -> str:
     from importlib.resources import files  # slow to import, and nothing else here needs it
 
     text = files("fedcsd").joinpath("templates/my_method.py").read_text(encoding="utf-8")
-    imported = {
-        alias.asname or alias.name
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
     if not name.isidentifier() or keyword.iskeyword(name):
         raise UserError(f"{name!r} is no name for a class: use letters and digits, such as --name MyMethod")
-    if name in imported or name in dir(builtins):
+    if (name != "MyMethod" and re.search(rf"\b{name}\b", text)) or hasattr(builtins, name):
         raise UserError(f"{name} is the name of something else: choose another with --name, such as My{name}")
     # Replacement by a function keeps a backslash in a name.
     text = re.sub(r"\bmy_method\.py\b", lambda _: file, text)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import rich_click as click
 
-from fedcsd.cli.trained_runs import folder_for, runs_argument
+from fedcsd.cli.trained_runs import IN_ANALYSIS, PATH, folder_for, runs_argument
 from fedcsd.errors import UserError
 
 
@@ -22,10 +22,9 @@ from fedcsd.errors import UserError
 @click.option(
     "-o",
     "--out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
-    help="picture to write: .png, .svg or .pdf  "
-    "[dim](default: all three, to analysis in RUN, of several in the folder that holds them)[/dim]",
+    help=f"picture to write: .png, .svg or .pdf  {IN_ANALYSIS.replace('analysis', 'all three, to analysis')}",
 )
 def plot(
     paths: tuple[Path, ...], metrics: str | None, x: str | None, mask: bool, target: bool, out: Path | None

@@ -6,14 +6,7 @@ from typing import Any
 
 import rich_click as click
 
-from fedcsd.cli.trained_runs import (
-    device_option,
-    folder_for,
-    folder_option,
-    runs_argument,
-    warm_up_option,
-    workers_option,
-)
+from fedcsd.cli.trained_runs import folder_for, runs_argument, training_options
 
 
 @click.command()
@@ -34,10 +27,7 @@ from fedcsd.cli.trained_runs import (
     default=2000,
     help="test images to show  [dim](default: 2000)[/dim]",
 )
-@warm_up_option
-@device_option
-@workers_option
-@folder_option
+@training_options
 def tsne(
     paths: tuple[Path, ...],
     client: int | None,

@@ -62,7 +62,7 @@ class Transport:
         while some := list(islice(wanted, TOGETHER)):
             try:
                 arrived = list(self.grid.pull_messages(some))
-            except Exception:
+            except Exception:  # one of several may be unreadable
                 for one in some:
                     yield from self._one(one)
                 continue
@@ -70,7 +70,6 @@ class Transport:
                 yield self._arrival(arrived.pop())
 
     def _one(self, message: str) -> Iterator[Arrival]:
-        """Collect one answer, after several at once could not be read."""
         try:
             for arrived in self.grid.pull_messages([message]):
                 yield self._arrival(arrived)
