@@ -250,12 +250,14 @@ def parsed(arguments: list[str]) -> None:
     from fedcsd.config.toml import parse_assignments
     from fedcsd.experiments.choices import choices_of
 
+    if "--help" in arguments:
+        return
     command = cli.get_command(click.Context(cli), arguments[0])
     if isinstance(command, click.Group) and len(arguments) > 1:
         arguments = arguments[1:]
         command = command.get_command(click.Context(command), arguments[0])
     assert command is not None, f"there is no fedcsd {arguments[0]}"
-    if "--help" in arguments or len(arguments) == 1:  # a sentence that names a command
+    if len(arguments) == 1:  # a sentence that names a command
         return
     given = command.make_context(arguments[0], list(arguments[1:])).params
     assigned = parse_assignments(given.get("assignments") or ())
