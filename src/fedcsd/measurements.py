@@ -131,7 +131,7 @@ _ROWS = (
     M("train_accuracy", "global model on training data", *PERCENT, better="higher", chart="drift",
       short="global, train data", option=DRIFT),
     M("mask_rate", "soft labels kept", *PERCENT, chart="mask", short="kept", own=True),
-    M("wrong_filtered", "wrong soft labels filtered", *PERCENT, chart="mask", own=True),
+    M("wrong_filtered", "wrong soft labels filtered", *PERCENT, chart="mask", short="wrong filtered", own=True),
     M("right_lost", "right soft labels lost", *PERCENT, chart="mask", short="right lost", own=True),
     M("teacher_accuracy", "teacher's accuracy", *PERCENT, better="higher", chart="mask", short="teacher", own=True),
     M("target_entropy", "target's entropy / log C", chart="target", short="entropy", reference=1.0, own=True),

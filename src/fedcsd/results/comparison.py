@@ -13,6 +13,7 @@ from fedcsd.errors import UserError
 from fedcsd.experiments.choices import Choice, method_from
 from fedcsd.experiments.comparison import ComparedRuns, OnStart, compared
 from fedcsd.experiments.experiment import config_of
+from fedcsd.experiments.recorded import FORMAT
 from fedcsd.experiments.running import Run
 from fedcsd.experiments.summary import notable
 from fedcsd.files import write_whole
@@ -116,7 +117,7 @@ def _write_tables(comparison: Comparison, folder: Path) -> None:
     histories = {label: [run.history for run in runs] for label, runs in comparison.runs.items()}
     rounds = max(run.settings["rounds"] for runs in comparison.runs.values() for run in runs)
     plot_curves(histories, folder / "curves.png", rounds=rounds)
-    parts = {"settings": comparison.settings, "seeds": comparison.seeds}
+    parts = {"format": FORMAT, "settings": comparison.settings, "seeds": comparison.seeds}
     content = json.dumps({**parts, "rows": [row.to_json() for row in comparison.rows]}, indent=2) + "\n"
     texts = {"md": comparison.markdown(), "csv": comparison.csv(), "tex": comparison.latex(), "json": content}
     for suffix, text in texts.items():
@@ -128,7 +129,11 @@ def load_rows(path: Path) -> tuple[list[Row], list[int], dict[str, Any]]:
     file = path / "comparison.json"
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-        return [Row.from_json(row) for row in content["rows"]], content["seeds"], content.get("settings", {})
+        if (found := content.get("format")) != FORMAT:
+            raise UserError(
+                f"{file} has format {found or 0}, not {FORMAT}: the same comparison again writes it anew"
+            )
+        return [Row.from_json(row) for row in content["rows"]], content["seeds"], content["settings"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise UserError(f"{file} is damaged: the same comparison again writes it anew") from None
 
