@@ -32,7 +32,7 @@ clock = time.perf_counter
 
 @dataclass
 class Phase:
-    """Times of an exchange with the cohort: when each lane worked, and when the server had a reply in hand."""
+    """Keep the times of an exchange with the cohort: when each lane worked, and when the server had a reply in hand."""
 
     lanes: int
     began: float
