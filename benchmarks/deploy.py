@@ -20,7 +20,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from fedcsd.deploy.local import LocalDeployment
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.federation.callbacks import Callbacks
 from fedcsd.federation.evaluation import Record
 

@@ -36,7 +36,7 @@ from torch.nn import functional as F
 from fedcsd.data import Dataset
 from fedcsd.errors import UserError
 from fedcsd.experiments.experiment import Experiment, prepare
-from fedcsd.experiments.provenance import commit
+from fedcsd.experiments.runs.provenance import commit
 from fedcsd.federation.backends.device import DeviceBackend
 from fedcsd.federation.rounds import Federation
 from fedcsd.methods import methods

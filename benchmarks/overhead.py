@@ -20,7 +20,7 @@ from plain_loop import images
 
 from fedcsd.data import Dataset
 from fedcsd.experiments.experiment import prepare
-from fedcsd.experiments.provenance import commit, environment
+from fedcsd.experiments.runs.provenance import commit, environment
 from fedcsd.federation.backends.device import DeviceBackend
 from fedcsd.federation.rounds import Federation
 from fedcsd.methods import methods

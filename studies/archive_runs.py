@@ -8,8 +8,8 @@ A folder stands for all runs in it. An archive that exists keeps its runs; a run
 import argparse
 from pathlib import Path
 
-from fedcsd.experiments import archive
-from fedcsd.experiments.recorded import RecordedRun
+from fedcsd.experiments.runs import archive
+from fedcsd.experiments.runs.recorded import RecordedRun
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ import tomli_w
 from fedcsd.deploy.app import write_app
 from fedcsd.deploy.local import alive, read_status
 from fedcsd.deploy.processes import MARK, Processes, free_ports, marked, wait_for_server
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.runs.run_folder import RunDirectory
 
 
 class Memory:

@@ -15,8 +15,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedcsd.experiments.checkpoints import Checkpoints
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.runs.checkpoints import Checkpoints
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.federation.backends.device import DeviceBackend
 from fedcsd.federation.backends.local import LocalBackend
 from fedcsd.federation.callbacks import Callbacks

@@ -27,10 +27,10 @@ import torch
 from fedcsd.config.toml import read_toml
 from fedcsd.errors import Diverged
 from fedcsd.experiments.comparison_folder import run_name
-from fedcsd.experiments.provenance import environment
 from fedcsd.experiments.resuming import resume
-from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import run
+from fedcsd.experiments.runs.provenance import environment
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.methods import methods
 
 PRESETS = [f"fedcsd:{name}" for name in methods.load("fedcsd").presets]

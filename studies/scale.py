@@ -156,8 +156,8 @@ def measure(point: Point, device: str, workers: int, disk: str | None) -> dict[s
     import torch
     from meter import Meter
 
-    from fedcsd.experiments import provenance
     from fedcsd.experiments import running as jobs
+    from fedcsd.experiments.runs import provenance
 
     def tell(done: int, rounds: int) -> None:
         watch = done == 0 or done > point.timed

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 import fedcsd
-from fedcsd.experiments.provenance import environment
 from fedcsd.experiments.running import Run
+from fedcsd.experiments.runs.provenance import environment
 from fedcsd.results.plots import flat, plot_target
 from fedcsd.results.terminal import ProgressDisplay
 

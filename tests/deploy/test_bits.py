@@ -8,7 +8,7 @@ import pytest
 
 from fedcsd.deploy.local import LocalDeployment
 from fedcsd.deploy.processes import MARK, marked
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.federation.callbacks import Callbacks
 from helpers.deployments import same_bits, settings, simulated
 

@@ -10,7 +10,7 @@ import torch
 from fedcsd.deploy.wire import Parcel
 from fedcsd.errors import RunStopped, UserError
 from fedcsd.experiments.resuming import continued
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.methods import methods
 from helpers.deployments import same_bits, simulated
 from helpers.loop import LoopGrid, deployed

@@ -10,7 +10,7 @@ from flwr.clientapp.mod import LocalDpMod, fixedclipping_mod
 from fedcsd.deploy.node import client
 from fedcsd.deploy.node.client import make_app
 from fedcsd.deploy.wire import MAIN, parcel_of
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from helpers.loop import LoopGrid, deployed
 
 

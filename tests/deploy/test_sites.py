@@ -17,7 +17,7 @@ from fedcsd.deploy.wire import Parcel
 from fedcsd.errors import RunStopped, UserError
 from fedcsd.experiments import running as jobs
 from fedcsd.experiments.experiment import prepare
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from helpers.loop import LoopGrid, deployed, of_sites
 from helpers.program import Fedcsd
 

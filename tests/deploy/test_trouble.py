@@ -13,7 +13,7 @@ import pytest
 
 from fedcsd.deploy.keys import make_node_key
 from fedcsd.deploy.local import LocalDeployment, read_status
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.federation.callbacks import Callbacks
 from helpers.deployments import same_bits, settings, simulated
 

@@ -20,7 +20,7 @@ from rich.console import Console
 import fedcsd as package
 from fedcsd import data
 from fedcsd.errors import Diverged, Divergence, Note, UserError
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.experiments.summary import summarise
 from fedcsd.federation.callbacks import Callbacks
 from fedcsd.results import comparison, curves, tables

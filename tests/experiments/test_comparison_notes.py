@@ -16,8 +16,8 @@ import fedcsd as package
 from fedcsd.cli.main import guarded
 from fedcsd.errors import Note
 from fedcsd.experiments.comparison_folder import FILES
-from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import Run
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.experiments.summary import notable
 from fedcsd.results import comparison, curves
 from fedcsd.results import terminal as console

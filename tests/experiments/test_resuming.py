@@ -9,9 +9,9 @@ import pytest
 
 import fedcsd as package
 from fedcsd.errors import Note, UserError
-from fedcsd.experiments import provenance
-from fedcsd.experiments.recorded import Change
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.runs import provenance
+from fedcsd.experiments.runs.recorded import Change
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from helpers.federations import blobs
 from helpers.program import Fedcsd
 from helpers.runs import SMALL, same, stop_after

@@ -12,8 +12,8 @@ import fedcsd as package
 from fedcsd.errors import Note, UserError
 from fedcsd.experiments import tracking
 from fedcsd.experiments.resuming import continued
-from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import begin, train
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.experiments.tracking import EachRound, scalars
 from helpers.federations import blobs
 from helpers.program import Fedcsd

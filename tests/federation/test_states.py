@@ -10,7 +10,7 @@ import torch
 
 import fedcsd
 from fedcsd.aggregation import weighted_mean
-from fedcsd.experiments import checkpoints
+from fedcsd.experiments.runs import checkpoints
 from fedcsd.federation import states
 from fedcsd.federation.cohort import cohort
 from fedcsd.federation.rounds import Federation

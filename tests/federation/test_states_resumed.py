@@ -7,10 +7,10 @@ import pytest
 
 import fedcsd
 from fedcsd.errors import UserError
-from fedcsd.experiments import run_folder as runs
-from fedcsd.experiments.recorded import Change
 from fedcsd.experiments.resuming import continued
 from fedcsd.experiments.running import train
+from fedcsd.experiments.runs import run_folder as runs
+from fedcsd.experiments.runs.recorded import Change
 from fedcsd.federation.states import DiskStates
 from helpers.federations import blobs
 from helpers.program import in_process
@@ -64,7 +64,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 import fedcsd
-from fedcsd.experiments import checkpoints
+from fedcsd.experiments.runs import checkpoints
 from fedcsd.federation import states
 from helpers.federations import blobs
 from helpers.states import SETTINGS, Keeping

@@ -4,8 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import fedcsd
-from fedcsd.experiments.recorded import FORMAT
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.runs.recorded import FORMAT
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from helpers.federations import blobs
 
 FACTS: dict[str, Any] = {"format": FORMAT, "data": "", "model": "", "code": {"package": ""}}

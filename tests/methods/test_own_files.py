@@ -13,8 +13,8 @@ import fedcsd
 from fedcsd.config.toml import method_table
 from fedcsd.errors import Note, RunStopped, UserError
 from fedcsd.experiments.choices import make_method
-from fedcsd.experiments.recorded import Change
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.runs.recorded import Change
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.federation.backends.local import LocalBackend
 from fedcsd.methods import methods
 from helpers.federations import assert_found_by_workers, small

@@ -11,7 +11,7 @@ import torch
 import fedcsd as package
 from fedcsd.errors import Note, RunStopped, UserError
 from fedcsd.experiments.experiment import Experiment, prepare
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.federation.backends.local import LocalBackend
 from fedcsd.methods.fedavg import FedAvg
 from fedcsd.methods.fedprox import FedProx

@@ -9,7 +9,7 @@ import pytest
 
 import fedcsd
 from fedcsd.cli.main import guarded
-from fedcsd.experiments import archive
+from fedcsd.experiments.runs import archive
 from fedcsd.results.report.collect import collect
 
 ROOT = Path(fedcsd.__file__).parents[2]

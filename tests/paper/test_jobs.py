@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.runs.run_folder import RunDirectory
 
 Started = tuple[subprocess.Popen[str], str]
 """The command, and the process id of the other one."""

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedcsd.errors import Divergence
-from fedcsd.experiments.recorded import Change
 from fedcsd.experiments.running import Run
+from fedcsd.experiments.runs.recorded import Change
 from fedcsd.paper.exhibits import EXHIBITS, NAMES, PRINTED, Entry, Exhibit, Point, Section
 from fedcsd.paper.measured import (
     Result,

@@ -8,7 +8,7 @@ import tomli_w
 
 import fedcsd as package
 from fedcsd.errors import UserError
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.paper.exhibits import EXHIBITS
 from fedcsd.paper.plan import plan
 from fedcsd.paper.reproduce import reproduce

@@ -19,8 +19,8 @@ import torch
 from PIL import Image
 
 from fedcsd.errors import Note, UserError
-from fedcsd.experiments import provenance
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.runs import provenance
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.federation.callbacks import Callbacks
 from fedcsd.paper.exhibits import EXHIBITS, PRINTED, TITLES, Point
 from fedcsd.paper.plan import PlannedRun, digest, parse_only, plan

@@ -26,7 +26,7 @@ def show(path: Path) -> None:
         show_paths(path / "report.html")
         return
 
-    from fedcsd.experiments.archive import is_run
+    from fedcsd.experiments.runs.archive import is_run
     from fedcsd.experiments.summary import left_in, progress_of
     from fedcsd.results.terminal import say, show_table
 
@@ -41,7 +41,7 @@ def show(path: Path) -> None:
 
 def show_one(path: Path) -> None:
     """Print how far a run is, what was changed in it, and how to continue it."""
-    from fedcsd.experiments.archive import open_run
+    from fedcsd.experiments.runs.archive import open_run
     from fedcsd.experiments.summary import summarise
     from fedcsd.results.terminal import say, show_run, sparkline
 

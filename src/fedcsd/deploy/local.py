@@ -21,8 +21,8 @@ from fedcsd.deploy.settings import Deployment, deployment_of
 from fedcsd.errors import RunStopped, UserError, end
 from fedcsd.experiments.experiment import prepare
 from fedcsd.experiments.machine import sigterm_as_interrupt
-from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import Run, load_run
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.federation.callbacks import Callbacks
 from fedcsd.files import writing
 from fedcsd.results.terminal import RunProgress

@@ -15,8 +15,8 @@ from fedcsd.experiments.choices import Choice, choices_of
 from fedcsd.experiments.comparison_folder import FILES, PLANNED, Unfinished, check_folder, ended, run_name
 from fedcsd.experiments.experiment import Experiment, config_of, folder_of, prepare, split_objects
 from fedcsd.experiments.resuming import continued, note_other_code
-from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import Job, Run, attempt, begin, load_run
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.federation.callbacks import Callbacks
 from fedcsd.files import writing
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from fedcsd.errors import UserError
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.files import names_in, write_whole
 
 PLANNED = "planned.json"

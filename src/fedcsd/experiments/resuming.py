@@ -16,8 +16,7 @@ from fedcsd.config.options import native
 from fedcsd.config.settings import settings_where
 from fedcsd.config.toml import merge
 from fedcsd.errors import UserError, note
-from fedcsd.experiments import provenance, tracking
-from fedcsd.experiments.archive import open_run
+from fedcsd.experiments import tracking
 from fedcsd.experiments.choices import FROM_PYTHON
 from fedcsd.experiments.experiment import (
     Experiment,
@@ -28,9 +27,11 @@ from fedcsd.experiments.experiment import (
     prepare,
     settings_of,
 )
-from fedcsd.experiments.recorded import MENDING
-from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import Job, Run, load_run, train
+from fedcsd.experiments.runs import provenance
+from fedcsd.experiments.runs.archive import open_run
+from fedcsd.experiments.runs.recorded import MENDING
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.experiments.tracking import EachRound, OnRound
 from fedcsd.federation.evaluation import Record
 from fedcsd.files import writing

@@ -25,9 +25,9 @@ from fedcsd.experiments.experiment import (
     split_objects,
 )
 from fedcsd.experiments.machine import Host, sigterm_as_interrupt, this_machine
-from fedcsd.experiments.provenance import code_now, digests
-from fedcsd.experiments.recorded import FORMAT, Change
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.runs.provenance import code_now, digests
+from fedcsd.experiments.runs.recorded import FORMAT, Change
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.experiments.summary import summarise
 from fedcsd.experiments.tracking import EachRound, OnRound
 from fedcsd.federation.callbacks import Callbacks

@@ -8,8 +8,8 @@ from typing import Any
 
 from fedcsd.config import Settings
 from fedcsd.config.settings import used
-from fedcsd.experiments.archive import open_run, paths_in
 from fedcsd.experiments.comparison_folder import Unfinished
+from fedcsd.experiments.runs.archive import open_run, paths_in
 from fedcsd.measurements import MEASUREMENTS, number
 
 

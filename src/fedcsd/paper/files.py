@@ -8,9 +8,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from fedcsd.experiments.archive import open_run
-from fedcsd.experiments.provenance import commit, environment
 from fedcsd.experiments.running import Run
+from fedcsd.experiments.runs.archive import open_run
+from fedcsd.experiments.runs.provenance import commit, environment
 from fedcsd.files import write_whole
 from fedcsd.measurements import MEASUREMENTS
 from fedcsd.paper.exhibits import PRINTED

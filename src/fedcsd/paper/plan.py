@@ -13,11 +13,11 @@ from fedcsd.config.options import build, plain
 from fedcsd.config.settings import COMPONENTS, settings_where
 from fedcsd.config.toml import merge
 from fedcsd.errors import UserError, unknown
-from fedcsd.experiments import archive
 from fedcsd.experiments.choices import make_method
 from fedcsd.experiments.resuming import continued
-from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import Job, Run, begin
+from fedcsd.experiments.runs import archive
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.methods import methods
 from fedcsd.paper.exhibits import EXHIBITS, Exhibit, Point
 from fedcsd.paper.scales import Choices

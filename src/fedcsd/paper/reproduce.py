@@ -8,11 +8,11 @@ from pathlib import Path
 from shutil import rmtree
 
 from fedcsd.errors import Busy, RunStopped, UserError, end, note, reason, unknown
-from fedcsd.experiments.archive import FILE
 from fedcsd.experiments.experiment import prepare
 from fedcsd.experiments.resuming import note_other_code
-from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import attempt
+from fedcsd.experiments.runs.archive import FILE
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.federation.callbacks import Callbacks
 from fedcsd.paper.exhibits import EXHIBITS, Exhibit
 from fedcsd.paper.files import write

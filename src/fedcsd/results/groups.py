@@ -10,9 +10,9 @@ from typing import Any
 from fedcsd.config.options import toml_text
 from fedcsd.config.settings import applied
 from fedcsd.errors import UserError, note
-from fedcsd.experiments.archive import is_run, open_run, paths_in
 from fedcsd.experiments.comparison_folder import run_name
-from fedcsd.experiments.recorded import RecordedRun
+from fedcsd.experiments.runs.archive import is_run, open_run, paths_in
+from fedcsd.experiments.runs.recorded import RecordedRun
 from fedcsd.methods import methods
 from fedcsd.plugins import free, short, spec_of
 from fedcsd.results.rows import other_code

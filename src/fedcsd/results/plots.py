@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from fedcsd.errors import UserError, note, unknown
-from fedcsd.experiments.recorded import RecordedRun
+from fedcsd.experiments.runs.recorded import RecordedRun
 from fedcsd.experiments.tracking import flattened
 from fedcsd.measurements import MEASUREMENTS, UNIFORM, Measurement, measurement, number, of_chart
 from fedcsd.results.curves import History, line

@@ -9,10 +9,10 @@ from typing import Any, Protocol
 
 from fedcsd.config.toml import merge
 from fedcsd.errors import Divergence
-from fedcsd.experiments.archive import open_run
-from fedcsd.experiments.provenance import code_now
-from fedcsd.experiments.recorded import RecordedRun
 from fedcsd.experiments.running import Run
+from fedcsd.experiments.runs.archive import open_run
+from fedcsd.experiments.runs.provenance import code_now
+from fedcsd.experiments.runs.recorded import RecordedRun
 from fedcsd.measurements import MEASUREMENTS
 from fedcsd.messages import finite
 from fedcsd.results.tables import NOTHING, Cell, Mark, Number, known, plain, spread

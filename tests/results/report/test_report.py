@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import fedcsd as package
 from fedcsd.errors import Note, UserError
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.experiments.summary import summarise
 from fedcsd.federation.evaluation import LISTED
 from fedcsd.federation.rounds import Federation

@@ -7,7 +7,7 @@ from typing import Any
 from fedcsd.deploy.node.store import ROUNDS_HELD, checksum
 from fedcsd.deploy.settings import Deployment
 from fedcsd.deploy.wire import Parcel
-from fedcsd.experiments.checkpoints import KEPT
+from fedcsd.experiments.runs.checkpoints import KEPT
 from fedcsd.federation.states import Header, States
 from fedcsd.messages import Request, described
 from fedcsd.weights import Value, Values, Weights

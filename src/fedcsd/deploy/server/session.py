@@ -13,7 +13,7 @@ from fedcsd.config.settings import COMPONENTS, DEFAULTS
 from fedcsd.config.toml import merge, parse_assignments
 from fedcsd.deploy.server.transport import Transport
 from fedcsd.deploy.settings import Deployment, deployment_of
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.runs.run_folder import RunDirectory
 
 
 @dataclass

@@ -23,7 +23,7 @@ from fedcsd.errors import UserError
 from fedcsd.experiments import running as jobs
 from fedcsd.experiments.experiment import config_of
 from fedcsd.experiments.resuming import continued
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.runs.run_folder import RunDirectory
 
 MOST = 10_000_000  # samples of a site
 KINDS = {"torch.uint8": torch.uint8, "torch.float32": torch.float32}

@@ -16,8 +16,8 @@ from fedcsd.experiments.choices import FROM_PYTHON
 from fedcsd.experiments.experiment import Experiment, prepare
 from fedcsd.experiments.machine import backend_for
 from fedcsd.experiments.resuming import check_outside
-from fedcsd.experiments.run_folder import RunDirectory
 from fedcsd.experiments.running import Run, load_run
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.experiments.summary import summarise
 from fedcsd.federation.cohort import cohort
 from fedcsd.federation.rounds import Federation

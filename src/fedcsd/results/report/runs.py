@@ -10,10 +10,10 @@ from typing import Any
 from fedcsd.config.toml import FACTS
 from fedcsd.data.partition import Counts
 from fedcsd.errors import Divergence, UserError, no_run
-from fedcsd.experiments.archive import is_run, open_run
 from fedcsd.experiments.comparison_folder import run_name
-from fedcsd.experiments.recorded import Change
 from fedcsd.experiments.running import Run
+from fedcsd.experiments.runs.archive import is_run, open_run
+from fedcsd.experiments.runs.recorded import Change
 from fedcsd.results.comparison import load_rows
 from fedcsd.results.curves import History
 from fedcsd.results.groups import by_label, folders, tell_skipped

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from fedcsd.errors import Divergence, UserError
-from fedcsd.experiments.recorded import FORMAT, RecordedRun
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.runs.recorded import FORMAT, RecordedRun
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.files import write_whole
 
 FILE = "runs.parquet"

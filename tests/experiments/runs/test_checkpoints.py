@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import fedcsd as package
-from fedcsd.experiments.checkpoints import Checkpoints
+from fedcsd.experiments.runs.checkpoints import Checkpoints
 from helpers.federations import blobs
 from helpers.runs import SMALL, same, stop_after
 

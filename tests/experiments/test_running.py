@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 
 import fedcsd as package
 from fedcsd.errors import Note, UserError
-from fedcsd.experiments.recorded import Change
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.runs.recorded import Change
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.experiments.summary import summarise
 from fedcsd.files import write_whole
 from helpers.federations import blobs
@@ -214,7 +214,7 @@ def test_folders_that_only_look_like_runs_are_left_alone(tmp_path: Path) -> None
 def test_the_lock_is_free_after_an_interruption(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt) as kept:  # a notebook keeps the exception alive
         package.run(data=blobs(), rounds=3, out=tmp_path / "run", on_round=stop_after(1), **SMALL)
-    code = "import pathlib, sys; from fedcsd.experiments.run_folder import RunDirectory\n"
+    code = "import pathlib, sys; from fedcsd.experiments.runs.run_folder import RunDirectory\n"
     code += "RunDirectory.open(pathlib.Path(sys.argv[1])).lock()"
     assert subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")]).returncode == 0
     assert kept.value is not None
@@ -264,7 +264,7 @@ def test_only_one_process_trains_a_run(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         package.run(data=blobs(), rounds=3, out=tmp_path / "run", on_round=stop_after(1), **SMALL)
     code = (
-        "import sys, pathlib; from fedcsd.experiments.run_folder import RunDirectory\n"
+        "import sys, pathlib; from fedcsd.experiments.runs.run_folder import RunDirectory\n"
         "run = RunDirectory.open(pathlib.Path(sys.argv[1])); run.lock(); print('locked', flush=True); input()"
     )
     other = subprocess.Popen(

@@ -25,9 +25,9 @@ import tomli_w
 
 from fedcsd.data.partition import UNREADABLE, Counts, Rows, packed, unpacked
 from fedcsd.errors import Busy, Divergence, UserError, no_run, note
-from fedcsd.experiments.checkpoints import Checkpoints
-from fedcsd.experiments.provenance import environment
-from fedcsd.experiments.recorded import FORMAT, Change, RecordedRun
+from fedcsd.experiments.runs.checkpoints import Checkpoints
+from fedcsd.experiments.runs.provenance import environment
+from fedcsd.experiments.runs.recorded import FORMAT, Change, RecordedRun
 from fedcsd.federation import states
 from fedcsd.files import names_in, write_whole, writing
 from fedcsd.messages import finite, parsed

@@ -10,7 +10,7 @@ import fedcsd as package
 from fedcsd.cli import main as cli
 from fedcsd.cli.show import show_finished
 from fedcsd.errors import Note, UserError
-from fedcsd.experiments import run_folder as runs
+from fedcsd.experiments.runs import run_folder as runs
 from helpers.federations import blobs
 from helpers.program import Fedcsd
 from helpers.reports import made
@@ -174,7 +174,7 @@ def test_a_run_that_cannot_be_written_is_not_resumed(tmp_path: Path, monkeypatch
     def refuse(path: Path, content: bytes) -> None:
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("fedcsd.experiments.run_folder.write_whole", refuse)
+    monkeypatch.setattr("fedcsd.experiments.runs.run_folder.write_whole", refuse)
     for moved in ({}, {"data_dir": str(tmp_path)}):
         with pytest.raises(UserError, match=r"^cannot write to .*run: Permission denied$"):
             package.resume(tmp_path / "run", rounds=3, **moved)
@@ -190,7 +190,7 @@ def test_a_disk_that_is_full_at_the_very_end(tmp_path: Path, monkeypatch: pytest
             raise OSError(28, "No space left on device", str(path))
         write(path, content)
 
-    monkeypatch.setattr("fedcsd.experiments.run_folder.write_whole", full)
+    monkeypatch.setattr("fedcsd.experiments.runs.run_folder.write_whole", full)
     with pytest.raises(
         package.RunStopped, match=r"No space left on device; rounds 1 to 2 are saved; go on with"
     ):

@@ -3,7 +3,7 @@
 import shutil
 from pathlib import Path
 
-from fedcsd.experiments import provenance
+from fedcsd.experiments.runs import provenance
 
 
 def test_the_digest_covers_every_file_that_can_change_a_result(tmp_path: Path) -> None:

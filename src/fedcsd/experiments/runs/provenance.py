@@ -67,7 +67,7 @@ def code_now(component: str, name: str) -> str:
 
 
 @cache
-def package(root: Path = Path(__file__).parents[1]) -> str:
+def package(root: Path = Path(__file__).parents[2]) -> str:
     """Return a digest of all code of this package that can change a result."""
     digest = blake2b(digest_size=8)
     names = (file.relative_to(root) for file in root.rglob("*") if file.suffix in SOURCES)

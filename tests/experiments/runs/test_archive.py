@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 import fedcsd as package
 from fedcsd.errors import Divergence, UserError
-from fedcsd.experiments import archive
-from fedcsd.experiments.recorded import RecordedRun
-from fedcsd.experiments.run_folder import RunDirectory
+from fedcsd.experiments.runs import archive
+from fedcsd.experiments.runs.recorded import RecordedRun
+from fedcsd.experiments.runs.run_folder import RunDirectory
 from fedcsd.results import groups, plots
 from fedcsd.results.report.collect import collect
 
