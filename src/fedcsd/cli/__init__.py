@@ -1,4 +1,4 @@
-"""The commands of the program belong here, a file each; a command reads its options, calls one function and prints.
+"""Read the command line: each command has a file, which reads its options, calls one function and prints.
 
 What a command does belongs to experiments/, results/, paper/ and deploy/.
 """

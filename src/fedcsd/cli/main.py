@@ -1,4 +1,4 @@
-"""Assemble the program from its commands, and turn errors into one line and an exit status.
+"""Run the program: find the command, and turn an error into one line and an exit status.
 
 Nothing here imports torch before a command needs it.
 """
