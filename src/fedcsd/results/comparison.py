@@ -13,8 +13,8 @@ from fedcsd.errors import UserError
 from fedcsd.experiments.choices import Choice, method_from
 from fedcsd.experiments.comparison import ComparedRuns, OnStart, compared
 from fedcsd.experiments.experiment import config_of
-from fedcsd.experiments.runs.recorded import FORMAT
 from fedcsd.experiments.running import Run
+from fedcsd.experiments.runs.recorded import FORMAT
 from fedcsd.experiments.summary import notable
 from fedcsd.files import write_whole
 from fedcsd.measurements import MEASUREMENTS, Measurement
