@@ -181,6 +181,8 @@ def _instead(name: object, known: Iterable[str]) -> str:
 
 def no_run(path: Path, *, to_train: bool = True) -> UserError:
     """Return the error for a folder that holds no run; it names a run below that folder."""
+    if path.parent.is_file():
+        return UserError(f"{path.parent} is an archive: it has no weights of its runs")
     configs = sorted(path.glob("*/config.toml")) or sorted(path.glob("*/*/config.toml"))
     names = [f"name one, such as {configs[0].parent}"] if configs else []
     if any((path / name).exists() for name in ("comparison.json", "planned.json")):

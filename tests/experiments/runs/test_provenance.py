@@ -7,7 +7,7 @@ from fedcsd.experiments.runs import provenance
 
 
 def test_the_digest_covers_every_file_that_can_change_a_result(tmp_path: Path) -> None:
-    package = Path(provenance.__file__).parents[1]
+    package = Path(provenance.__file__).parents[2]
     copy = tmp_path / "copy"
     shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
 
