@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import mean
-from typing import Any, Protocol
+from typing import Any
 
 from fedcsd.config.toml import merge
 from fedcsd.errors import Divergence
@@ -20,15 +20,6 @@ from fedcsd.results.tables import NOTHING, Cell, Mark, Number, known, plain, spr
 PERSONAL, LOCAL = "client_accuracy_personal_mean", "client_accuracy_local_mean"
 GUESSING = 0.1  # share of what guessing gets right (or wrong, if that is less) that counts as no learning
 BLOWN_UP = 100  # times the loss of guessing, ln(classes)
-
-
-class Ended(Protocol):
-    """A run that has ended, with its weights or without them."""
-
-    @property
-    def history(self) -> Sequence[Mapping[str, Any]]: ...
-    @property
-    def diverged(self) -> Divergence | None: ...
 
 
 @dataclass(frozen=True)
@@ -190,7 +181,7 @@ def _row(label: str, runs: Sequence[Run], first: Mapping[int, float], own: bool,
     )
 
 
-def blown_up(run: Ended, classes: int, untrained: bool = False) -> list[str]:
+def blown_up(run: Run, classes: int, untrained: bool = False) -> list[str]:
     """Return a note on a run whose final loss is beyond anything that a model with a meaning could have.
 
     The test loss of a global model with an untrained part says nothing; the clients' own loss does.

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import mean
@@ -91,7 +90,8 @@ def _table(found: ReportRuns) -> Json:
     """Return the final table, a line for each method; methods on the same data are compared."""
     ended = {label: some for label, runs in found.groups.items() if (some := [r for r in runs if r.ended])}
     groups = _alike(ended)
-    made = [rows for labels in groups if (rows := _rows({k: ended[k] for k in labels}, found.about))]
+    made = [rows for labels in groups if (rows := _rows({k: ended[k] for k in labels}))]
+    made = [found.rows] if found.rows else made
     every = [row for rows in made for row in rows]
     versus = f"vs {every[0].label}" if every and len(groups) == 1 else FIRST
     versus = versus if len(versus) <= WIDE else FIRST
@@ -128,13 +128,11 @@ def _alike(groups: Mapping[str, Sequence[SeenRun]]) -> list[list[str]]:
     return list(found.values())
 
 
-def _rows(ended: Mapping[str, Sequence[SeenRun]], about: About | None) -> list[Row]:
+def _rows(ended: Mapping[str, Sequence[SeenRun]]) -> list[Row]:
     runs = {label: [run.run() for run in some] for label, some in ended.items()}
     classes = [run.counts.shape[1] for some in ended.values() for run in some if run.counts is not None]
-    known = about or About()
-    about = replace(known, classes=classes[0]) if classes else known
     try:
-        return rows(runs, about)
+        return rows(runs, About(classes=classes[0]) if classes else About())
     except DAMAGE:
         return []
 

@@ -19,7 +19,7 @@ from fedcsd.results.curves import History
 from fedcsd.results.groups import by_label, folders, tell_skipped
 from fedcsd.results.plots import flat
 from fedcsd.results.report.charts import usable
-from fedcsd.results.rows import About
+from fedcsd.results.rows import Row
 
 DAMAGE = (UserError, OSError, ValueError, TypeError, KeyError)
 """errors of reading a damaged run"""
@@ -77,12 +77,12 @@ class ReportRuns:
     damaged: list[SeenRun]
     left: list[SeenRun]
     """runs with the settings and seed of another"""
-    about: About | None
-    """a comparison's facts on its methods"""
-    settings: dict[str, Any]
-    """of the comparison"""
     whole: bool
     """a finished comparison, or single runs that were asked for"""
+    rows: list[Row] = field(default_factory=list)
+    """of a finished comparison"""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """that the runs of a finished comparison have in common"""
 
 
 def read(folder: Path) -> SeenRun:
@@ -127,7 +127,7 @@ def find(paths: Sequence[Path], *, waiting: bool = False) -> ReportRuns:
     kept = {run.path for some in labels.values() for run in some}
     left = [s for s in whole if s.path not in kept]
     single = all(map(is_run, paths))
-    return ReportRuns(groups, damaged, left, None, {}, single)
+    return ReportRuns(groups, damaged, left, single)
 
 
 def _compared(folder: Path) -> ReportRuns:
@@ -144,12 +144,7 @@ def _compared(folder: Path) -> ReportRuns:
                 groups.setdefault(row.label, []).append(run)
     if not groups:
         raise UserError(f"{folder} holds no run any more")
-    untrained = frozenset(row.label for row in rows if row.untrained)
-    notes = {row.label: [note for note in row.notes if not note.startswith("seed ")] for row in rows}
-    shared = {row.label: row.shared for row in rows}
-    guess = rows[0].guess if rows else 0.0
-    about = About(untrained=untrained, shared=shared, settings=settings, notes=notes, guess=guess)
-    return ReportRuns(groups, damaged, [], about, settings, True)
+    return ReportRuns(groups, damaged, [], True, rows, settings)
 
 
 def stamp(paths: Sequence[Path]) -> str:
