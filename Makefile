@@ -18,7 +18,7 @@ check: lint     ## style, types and unit tests: a minute and a half, for between
 	@$(BIN)/python -m pytest -n 2 -m "not (slow or program or docs or gpu or browser or flower)"
 
 lint: $(READY)  ## style, types, the direction of imports, docstrings
-	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && PYTHONPATH=src $(BIN)/lint-imports --no-cache && $(BIN)/python tools/docstrings.py src
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/mypy && PYTHONPATH=src $(BIN)/lint-imports --no-cache && $(BIN)/python tools/docstrings.py src tests benchmarks studies tools
 
 format: $(READY) ## put the code into the house style
 	@$(BIN)/ruff check --fix . && $(BIN)/ruff format .

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 VERBS = """
-    accept act add adopt align allow answer appear append apply approve ask assign attach augment
-    average balance be become begin belong bind block bound break bring build cache call cancel capture
-    carry cast catch change check choose claim classify clear clip close collect come commit compare
-    compile complete compress compute concatenate configure connect consist contain continue control
-    convert copy correct cost count cover create cross cut deal declare decode decompose define delete
-    deliver depend derive describe deserialise detach detect differ digest disable discard discover
-    display distil divide do download draw drop dump edit embed emit enable encode end enforce ensure
-    enter erase escape estimate evaluate exceed exchange exclude execute exist exit expand expect
+    accept act add adopt align allow answer appear append apply approve ask assemble assign attach
+    augment average balance be become begin belong bind block bound break bring build cache call cancel
+    capture carry cast catch change check choose claim classify clear clip close collect come commit
+    compare compile complete compress compute concatenate configure connect consist contain continue
+    control convert copy correct cost count cover create cross cut deal declare decode decompose define
+    delay delete deliver depend derive describe deserialise detach detect differ digest disable discard
+    discover display distil divide do download draw drop dump edit embed emit enable encode end enforce
+    ensure enter erase escape estimate evaluate exceed exchange exclude execute exist exit expand expect
     explain export expose extend extract fail fall feed fetch fill filter find finish fit fix flatten
     flush fold follow force fork form format forward free freeze gather generate get give go grow guard
     guess handle hash have help hide hold identify ignore implement import include increase index infer
@@ -27,14 +27,14 @@ VERBS = """
     map mark mask match mean measure merge mix modify move multiply name need normalise note obtain
     offer omit open order outlast own pack pad parse pass patch permute pick place plot point pool
     prepare prevent print produce project prove provide prune publish pull push put raise read rebuild
-    receive recognise record reduce refer refuse register reject release reload remove rename render
-    repeat replace replay report represent request require reset resolve respect restart restore resume
-    return reuse reveal rewrite round run sample save scale score search see seed select send separate
-    serialise serve set shape share shift show shuffle shut sign simulate skip sleep smooth solve sort
-    speak spend split spread stack stand start state stay step stop store stratify stream strip submit
-    subtract suggest sum support swap switch synchronise take tell test time total track train transform
-    translate travel treat try turn undo unpack unwrap update upload use validate verify visit wait walk
-    want warn watch weigh weight work wrap write yield
+    receive recognise record redraw reduce refer refuse register reject release reload remove rename
+    render repeat replace replay report represent request require reset resolve respect restart restore
+    resume return reuse reveal rewrite round run sample save scale score search see seed select send
+    separate serialise serve set shape share shift show shuffle shut sign simulate skew skip sleep
+    smooth solve sort speak spend split spoil spread stack stand start state stay step stop store
+    stratify stream strip study submit subtract suggest sum support swap switch synchronise take tell
+    test time total track train transform translate travel treat try turn undo unpack unwrap update
+    upload use validate verify visit wait walk want warn watch weigh weight work wrap write yield
 """
 """Imperatives that may begin a docstring; their third person counts as a verb of the first sentence."""
 AUXILIARIES = "is are was were has have had can cannot must may might will would should does do did"

@@ -1,4 +1,4 @@
-"""Federated learning on skewed data: FedCSD and the methods it is compared with.
+"""Train federated models on skewed data with FedCSD and the methods it is compared with.
 
 Names are loaded when they are first used, so that `import fedcsd` and `fedcsd --help` do not wait
 for torch.

@@ -22,16 +22,16 @@ class Busy(UserError):
 
 
 class RunStopped(Exception):
-    """A run ended before its last round; the program prints one line and exits with status 1."""
+    """Report that a run ended before its last round; the program prints one line and exits with status 1."""
 
 
 class MethodFailed(RunStopped):
-    """A method's own code raised an error, at the server or at a client."""
+    """Report an error in a method's own code, at the server or at a client."""
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """The round in which a run left the range of finite numbers, and how."""
+    """Record the round in which a run left the range of finite numbers, and how."""
 
     round: int
     message: str
@@ -50,7 +50,7 @@ class Diverged(RunStopped):
 
 @dataclass(frozen=True)
 class Ending:
-    """The early end of a run or of several; `str` makes the sentence.
+    """Record the early end of a run or of several; `str` makes the sentence.
 
     A RunStopped or KeyboardInterrupt carries it as its only argument (`end`).
     """

@@ -1,4 +1,4 @@
-"""Requests of a round: their kinds, who is sent them, and what is read from the replies."""
+"""Requests have kinds: who is sent them, and what is read from the replies."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -163,7 +163,7 @@ def test_gradients_of_a_batch_reach_every_parameter(make: Make) -> None:
 
 
 def test_a_step_down_the_gradient_lowers_the_loss() -> None:
-    """In-place operations do not spoil a gradient: the loss falls as its slope predicts."""
+    """A gradient is right with in-place operations: the loss falls as its slope predicts."""
     x, labels = images(4, 3, 16, 16).double(), torch.arange(4)
     network = Network(seeded(resnet18, (3, 16, 16), 5).double(), x)
     network.train()

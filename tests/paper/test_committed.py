@@ -1,4 +1,4 @@
-"""The committed results: their archives are read, and their tables are made again."""
+"""Committed results are read from their archives, and their tables are made again."""
 
 import re
 import shlex

@@ -47,7 +47,7 @@ class Components:
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings of a run; a new one costs a field here and the line that uses it."""
+    """Hold the settings of a run. A new one costs a field here and the line that uses it."""
 
     data_dir: str = _federation(
         "",

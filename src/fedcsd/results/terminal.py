@@ -1,4 +1,4 @@
-"""The terminal: progress while something is trained or measured, and the tables and lines of results."""
+"""Print progress while something is trained or measured, and the tables and lines of results."""
 
 import math
 import textwrap

@@ -23,7 +23,7 @@ PROBE = 1000  # test images on which drift is measured
 
 
 class Workspace:
-    """A device's copy of the data and of the models that clients share."""
+    """Hold a device's copy of the data and of the models that clients share."""
 
     def __init__(
         self, settings: Settings, data: Dataset, parts: list[Tensor], held: list[Tensor], factory: Factory

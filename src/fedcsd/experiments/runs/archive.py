@@ -1,4 +1,4 @@
-"""An archive: the rounds, settings and endings of many runs in one parquet file, without their weights.
+"""Keep the rounds, settings and endings of many runs in one parquet file, without their weights.
 
 A row is a round of a run; a run without rounds has one row. Each row repeats the run's name, config, summary and
 divergence as JSON text, so that any reader of parquet files has everything. Path ARCHIVE/NAME names a run.
@@ -27,7 +27,7 @@ OF_RUN = ("run.name", "run.config", "run.summary", "run.divergence")  # columns 
 
 @dataclass(frozen=True)
 class ArchivedRun(RecordedRun):
-    """A run in an archive."""
+    """Read one run of an archive."""
 
     path: Path
     table: pa.Table
