@@ -255,7 +255,7 @@ def test_drift_is_measured_against_the_round_s_start() -> None:
 
 
 def test_a_workspace_is_the_only_place_with_networks() -> None:
-    """One student and one frozen copy serve any number of clients."""
+    """One student and one frozen copy are enough for any number of clients."""
     experiment = small(fedcsd.FedCSD(), clients=10)
     worker = experiment.worker()
     request = {"weights": experiment.weights, "teacher": experiment.weights, "prototypes": torch.zeros(3, 3)}
