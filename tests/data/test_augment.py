@@ -266,6 +266,7 @@ def test_flips_and_crops_are_as_often_as_they_should_be() -> None:
     assert abs(float(torch.corrcoef(torch.stack([down, right]).float())[0, 1])) < 0.03
 
 
+@pytest.mark.slow
 def test_angles_span_the_whole_range() -> None:
     """Read off the images: columns of the pixels above and below the centre tell the angle."""
     columns = torch.arange(129.0).expand(2000, 1, 129, 129)

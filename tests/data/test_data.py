@@ -327,6 +327,7 @@ def test_fingerprint_tells_data_apart() -> None:
     assert load(a).fingerprint() != load(b).fingerprint()
 
 
+@pytest.mark.slow
 @given(
     samples=st.integers(20, 400),
     classes=st.integers(1, 12),

@@ -176,6 +176,7 @@ def begun(seen: list[tuple[str, int]]) -> Any:
     return on_start
 
 
+@pytest.mark.slow
 def test_a_comparison_goes_on_after_a_divergence_and_takes_the_mended_run(tmp_path: Path) -> None:
     seen: list[tuple[str, int]] = []
 
@@ -330,6 +331,7 @@ def test_divergence_from_the_command_line(fedcsd: Fedcsd, tmp_path: Path) -> Non
     assert "no client of this round returned usable weights" in again.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_in_the_second_run_and_the_same_command_again(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fedcsd", "compare", "--methods", "fedavg,fedcsd", "--rounds", "40"]
     command += [*QUICK, "--out", "c"]
@@ -356,6 +358,7 @@ def test_ctrl_c_in_the_second_run_and_the_same_command_again(tmp_path: Path) -> 
     assert (tmp_path / "c/comparison.tex").exists()
 
 
+@pytest.mark.slow
 def test_data_is_loaded_and_dealt_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[str] = []
 

@@ -46,6 +46,7 @@ def stop(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_seeds_trained_with_other_code_are_told_everywhere(tmp_path: Path) -> None:
     file, out = tmp_path / "mine.py", tmp_path / "c"
 

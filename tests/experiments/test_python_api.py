@@ -163,6 +163,7 @@ def test_random_state_of_the_caller_is_left_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.slow
 def test_importing_is_quick_and_names_are_there() -> None:
     code = (
         "import sys, fedcsd; assert 'torch' not in sys.modules\n"

@@ -211,6 +211,7 @@ def test_folders_that_only_look_like_runs_are_left_alone(tmp_path: Path) -> None
     package.run(data=blobs(), rounds=1, out=tmp_path / "begun", **SMALL)
 
 
+@pytest.mark.slow
 def test_the_lock_is_free_after_an_interruption(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt) as kept:  # a notebook keeps the exception alive
         package.run(data=blobs(), rounds=3, out=tmp_path / "run", on_round=stop_after(1), **SMALL)
@@ -260,6 +261,7 @@ def test_bytes_are_the_same_after_a_resume(tmp_path: Path) -> None:
     assert [r["bytes_down"] for r in half.history] == [r["bytes_down"] for r in whole.history]
 
 
+@pytest.mark.slow
 def test_only_one_process_trains_a_run(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         package.run(data=blobs(), rounds=3, out=tmp_path / "run", on_round=stop_after(1), **SMALL)
@@ -319,6 +321,7 @@ def test_a_full_disk_in_mid_run_says_what_is_saved(tmp_path: Path, monkeypatch: 
     same(tmp_path / "whole", tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "state"), [("fedcsd:mu=0.01", "memory"), ("moon", "disk")])
 def test_killed_and_resumed_is_byte_identical(tmp_path: Path, method: str, state: str) -> None:
     run = (*kill_and_resume.RUN, "--method", method, "--client-state", state)
@@ -327,6 +330,7 @@ def test_killed_and_resumed_is_byte_identical(tmp_path: Path, method: str, state
     same(tmp_path / "whole", tmp_path / "killed")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_stops_cleanly_and_says_how_to_go_on(tmp_path: Path, how: signal.Signals) -> None:
     command = [sys.executable, "-m", "fedcsd", "run", "--rounds", "500", "--out", "run"]

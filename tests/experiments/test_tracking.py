@@ -73,6 +73,7 @@ def test_what_is_a_number_is_sent() -> None:
     assert scalars({**record, "class_accuracies": [0.1], "none": None}) == expected
 
 
+@pytest.mark.slow
 def test_both_have_every_round_once_after_a_resume_and_change_nothing(tmp_path: Path, store: str) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -107,6 +107,7 @@ except fedcsd.RunStopped as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "at"), [("state", 2), ("state", 15), ("flush", 14), ("checkpoint", 3), ("sweep", 3)]
 )

@@ -10,7 +10,7 @@ import pytest
 
 from fedcsd.kernels.build import library
 
-pytestmark = pytest.mark.skipif(library() is None, reason="needs a C compiler")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(library() is None, reason="needs a C compiler")]
 
 PROGRAM = """
 import torch

@@ -160,6 +160,7 @@ def test_it_is_what_the_rules_say(name: str, setting: Setting) -> None:
     compare(name, setting)
 
 
+@pytest.mark.slow
 @settings(max_examples=20)
 @given(name=st.sampled_from(sorted(CASES)), setting=of_all_kinds)
 def test_so_it_is_in_any_federation(name: str, setting: Setting) -> None:

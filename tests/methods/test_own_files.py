@@ -91,12 +91,14 @@ def test_a_file_that_changed_is_read_again_and_one_that_did_not_is_not() -> None
     assert methods.load("mine.py")().by == 2.0
 
 
+@pytest.mark.slow
 def test_spawned_workers_find_it() -> None:
     write("test.py", SCALED)
     experiment = small(make_method(method_table("test.py:by=0.5")))
     assert_found_by_workers(experiment)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["other.py:Scaled", "lab.other:Scaled"])
 def test_spawned_workers_never_load_a_file_that_has_changed(name: str) -> None:
     write("other.py", SCALED)
@@ -197,6 +199,7 @@ def changed_run() -> None:
     fedcsd.run(method="mine.py:Scaled:by=0.5", rounds=2, out="run", **QUICK)
 
 
+@pytest.mark.slow
 def test_a_run_is_resumed_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     changed_run()
     (tmp_path / "elsewhere").mkdir()
@@ -235,6 +238,7 @@ def installed(folder: Path, *entries: str, name: str = "lab_methods") -> None:
     (info / "entry_points.txt").write_text("\n".join(["[fedcsd.methods]", *entries]) + "\n")
 
 
+@pytest.mark.slow
 def test_installed_methods_are_found_listed_and_run(tmp_path: Path) -> None:
     site = tmp_path / "site"
     write("site/lab/scaled.py", SCALED)

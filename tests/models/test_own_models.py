@@ -206,6 +206,7 @@ def experiment_of(nets: Path) -> Experiment:
     return prepare(values, data=blobs(), method=FedAvg())
 
 
+@pytest.mark.slow
 def test_workers_of_every_kind_find_it(nets: Path) -> None:
     assert_found_by_workers(experiment_of(nets))
 

@@ -47,6 +47,7 @@ def test_a_damaged_cache_file_is_made_again(mnist_folder: Path, own_cache: Path)
     assert torch.equal(load("mnist", {}, mnist_folder).x_train, expected)
 
 
+@pytest.mark.slow
 def test_two_runs_that_start_together_and_one_that_is_killed(mnist_folder: Path, own_cache: Path) -> None:
     write_parquet(
         mnist_folder / "mnist/train-00000-of-00001.parquet", pictures(6000), {"label": np.arange(6000) % 10}

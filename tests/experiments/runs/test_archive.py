@@ -81,6 +81,7 @@ records = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(records, min_size=1, max_size=3), st.dictionaries(st.text(), value, max_size=3))
 @settings(max_examples=150, deadline=None)
 def test_nothing_is_lost(histories: list[list[dict[str, Any]]], told: dict[str, Any]) -> None:
@@ -113,6 +114,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_readers_take_an_archive_as_they_take_folders(study: Path) -> None:
     shown = [plots.grouped(groups.found([path])) for path in (study, study / "archived")]
     assert shown[0] == shown[1]

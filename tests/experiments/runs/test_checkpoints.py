@@ -11,6 +11,7 @@ from helpers.federations import blobs
 from helpers.runs import SMALL, same, stop_after
 
 
+@pytest.mark.slow
 def test_slow_checkpoints_are_made_less_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = {**SMALL, "rounds": 12, "checkpoint_every": 0}
     package.run(data=blobs(), out=tmp_path / "whole", **settings)

@@ -34,6 +34,7 @@ class Noisy(FedAvg):
         server.weights, server.after = weighted_mean(replies), torch.rand(1)
 
 
+@pytest.mark.slow
 def test_the_server_draws_the_same_wherever_the_clients_are() -> None:
     def drawn(engine: str) -> list[float]:
         prepared = experiment(Noisy(), workers=2, participation=1.0, epochs=1)

@@ -162,6 +162,7 @@ def test_who_trains_as_fedavg_in_a_first_round_is_told() -> None:
     assert found.alike == ["scaffold", "moon"]
 
 
+@pytest.mark.slow
 def test_a_warm_up_gives_methods_what_they_keep_and_puts_the_model_back() -> None:
     run, some = trained(), ["fedavg", "scaffold", "moon", "fedavgm"]
     steps: list[tuple[str, int, int]] = []
@@ -194,6 +195,7 @@ def test_a_warm_up_gives_methods_what_they_keep_and_puts_the_model_back() -> Non
         study(3)
 
 
+@pytest.mark.slow
 def test_json_there_and_back_and_figures(tmp_path: Path) -> None:
     run = trained(track_drift=True)
     found = drift.study(run, epochs=2, methods=drift.PAPER, data=blobs(), model=network)
@@ -285,6 +287,7 @@ def test_nothing_to_forget_where_every_client_holds_all() -> None:
     assert found.table()[1] == [["m", "75.00", "100.00", "–", "–", "–"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["eager", "stacked"])
 def test_tracked_drift_is_the_same_with_every_engine(engine: str) -> None:
     names = ["logit_drift", "feature_drift", "local_accuracy", "train_accuracy", "local_train_accuracy"]

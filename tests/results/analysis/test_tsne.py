@@ -56,6 +56,7 @@ def test_features_that_t_sne_itself_cannot_take() -> None:
         tsne.embedded(plain * np.float32(np.inf), seed=0)
 
 
+@pytest.mark.slow
 def test_the_papers_four_panels(runs: dict[str, Path], tmp_path: Path) -> None:
     told: list[int] = []
     loaded = {label: latest(path) for label, path in runs.items()}
@@ -85,6 +86,7 @@ def test_the_papers_four_panels(runs: dict[str, Path], tmp_path: Path) -> None:
     assert -1 <= clouds[0]["silhouette"] <= 1
 
 
+@pytest.mark.slow
 def test_a_method_that_adds_nothing_here_is_said_to_add_nothing(tmp_path: Path) -> None:
     small = {"data": "digits", "clients": 5, "rounds": 1, "epochs": 1}
     runs = {name: package.run(method=name, **small) for name in ("fedavg", "fedcsd:mu=0", "moon")}
@@ -133,6 +135,7 @@ def test_drift_writes_beside_the_run(fedcsd: Fedcsd, runs: dict[str, Path]) -> N
     assert (own / "analysis/forgetting.pdf").exists()
 
 
+@pytest.mark.slow
 def test_tsne_and_plot_write_where_they_are_told(
     runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -187,6 +187,7 @@ def test_every_round_is_there_once(rounds: list[Any]) -> None:
     assert max((n for n in rounds if type(n) is int), default=0) <= len(numbers)
 
 
+@pytest.mark.slow
 @given(
     st.recursive(
         st.text() | st.none() | st.floats(allow_nan=False, allow_infinity=False),
@@ -219,6 +220,7 @@ def test_only_the_page_s_own_scripts_may_run(tmp_path: Path) -> None:
     assert not re.findall(r'(?:src|href)="', text.replace(plotly_script(), ""))
 
 
+@pytest.mark.slow
 def test_thirty_runs_of_a_hundred_rounds_are_small_enough(tmp_path: Path) -> None:
     path = write_report([thirty(tmp_path)], tmp_path / "report.html")
     assert path.stat().st_size < 8_000_000

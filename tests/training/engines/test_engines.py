@@ -41,6 +41,7 @@ def test_augmented_images_are_the_same_ones(name: str) -> None:
     close(trained(prepared[0], "eager", 2), trained(prepared[1], "stacked", 2))
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(
     batch=st.integers(1, 40),
