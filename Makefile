@@ -12,7 +12,7 @@ demo: $(READY)  ## FedAvg and FedCSD on label-skewed digits: progress, a table a
 	@$(BIN)/fedcsd compare demo.toml --methods fedavg,fedcsd --seeds 0,1,2 --out runs/demo --overwrite
 
 test: $(READY)  ## the whole test suite
-	@$(BIN)/python -m pytest -n 2
+	@$(BIN)/python -m pytest -n 4 --dist worksteal
 
 check: lint     ## style, types and unit tests: a minute and a half, for between changes
 	@$(BIN)/python -m pytest -n 2 -m "not (slow or program or docs or gpu or browser or flower)"
