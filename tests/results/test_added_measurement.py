@@ -13,6 +13,7 @@ from fedcsd.federation.rounds import Federation
 from fedcsd.measurements import MEASUREMENTS, Measurement
 from fedcsd.results import comparison, groups, plots
 from fedcsd.results import terminal as console
+from fedcsd.results.report.charts import CHARTS
 from fedcsd.results.report.collect import collect
 from fedcsd.results.report.page import page
 from helpers.comparisons import SMALL
@@ -73,3 +74,7 @@ def test_tensorboard_has_it(compared: Any, tmp_path: Path) -> None:
     events = EventAccumulator(str(tmp_path / "c/fedprox-seed0/tensorboard"))
     events.Reload()
     assert [event.value for event in events.Scalars("test_auroc")] == pytest.approx([0.7, 0.8, 0.9])
+
+
+def test_every_chart_that_a_measurement_names_exists() -> None:
+    assert {row.chart for row in MEASUREMENTS.values() if row.chart} <= set(CHARTS)
