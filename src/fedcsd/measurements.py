@@ -41,7 +41,7 @@ class Measurement:
     derived: Callable[[Mapping[str, Any]], float] | None = None
     """computes it from a record or summary, for what is not recorded itself"""
     own: bool = False
-    """measured by a method: its name is not reserved"""
+    """measured by a method, which may use its name"""
 
     @property
     def axis(self) -> str:

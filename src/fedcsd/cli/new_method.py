@@ -37,7 +37,7 @@ def new_method(path: Path, name: str | None) -> None:
     print(f"written: {path}")
     print(f"run it:      fedcsd run --method {own}")
     print(f"compare it:  fedcsd compare --methods fedavg,{own} --seeds 0,1,2 --out runs/{name}")
-    print("what a method can do: docs/own-method.md in fedcsd's source")
+    print("what a method can do: the page on own methods of fedcsd's documentation (docs/own-method.md)")
 
 
 def class_name(path: Path) -> str:

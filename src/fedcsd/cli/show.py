@@ -99,10 +99,7 @@ def show_compared(path: Path, rows: Sequence[Any], seeds: Sequence[int], setting
 
     show_comparison(rows, seeds, settings)
     if any(divergence for row in rows for divergence in row.diverged):
-        say(
-            "a run that diverged: `fedcsd resume` on its folder, with another --lr or --on-divergence skip, goes on"
-        )
-        say("with it, and the same comparison again takes its result")
+        say("To continue a diverged run: `fedcsd resume RUN --lr …`, then repeat the comparison.")
     say(f"table:  {path / 'comparison.md'} (.tex, .csv, .json)")
     say(f"curves: {path / 'curves.png'}")
 

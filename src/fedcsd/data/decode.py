@@ -20,7 +20,7 @@ GREY = ("1", "L", "LA")
 
 
 class _Colour(Exception):
-    """Stop the decoding as grey: an image has colour."""
+    """Report that an image has colour while images are decoded as grey."""
 
 
 def decode(

@@ -72,7 +72,7 @@ def parcel_of(content: "RecordDict") -> Parcel:
 
 
 def unpacked(blob: Any, name: str) -> NDArray[Any]:
-    """Return the array in bytes of numpy.save; its size is checked before memory is taken."""
+    """Decode an array of numpy.save; check its size before allocating memory."""
     if not isinstance(blob, bytes):
         raise Malformed(f"{name[:40]!r} is not an array")
     stream = BytesIO(blob)

@@ -40,8 +40,8 @@ def plot_curves(histories: Mapping[str, Sequence[History]], path: Path, *, round
         axis.spines[["top", "right"]].set_visible(False)
     if beside:  # too many to lie on the curves
         handles, labels = axes[0].get_legend_handles_labels()
-        look: dict[str, Any] = {"fontsize": 7, "frameon": False, "handlelength": 3.4}  # shows a whole dash
-        figure.legend(handles, labels, loc="outside right upper", ncols=beside, **look)
+        options: dict[str, Any] = {"fontsize": 7, "frameon": False, "handlelength": 3.4}  # shows a whole dash
+        figure.legend(handles, labels, loc="outside right upper", ncols=beside, **options)
     else:
         axes[0].legend(frameon=False, loc="lower right")
     figure.savefig(path)

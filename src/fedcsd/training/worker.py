@@ -85,6 +85,6 @@ class Worker:
         return Reply(block, len(rows), {"correct": logits.argmax(1) == y[rows]}, {"loss": (loss, len(rows))})
 
     def evaluate_all(self, request: Request) -> tuple[list[Reply], int]:
-        """Return the replies of all blocks and the number of test images, which come first."""
+        """Return the replies of all blocks, and the number of test images; they come before held-out images."""
         blocks = range(len(self.workspace.blocks))
         return [self.evaluate(request, block) for block in blocks], len(self.workspace.data.y_test)

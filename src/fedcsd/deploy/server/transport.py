@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from flwr.app import Message
     from flwr.serverapp import Grid
 
-TOGETHER = 8  # replies that are in memory at once before they are checked
-LOOK = 1.0  # seconds between questions for the nodes that are online
+PULLED_AT_ONCE = 8  # replies that are in memory at once before they are checked
+ONLINE_CHECK = 1.0  # seconds between queries of the nodes that are online
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Transport:
 
     def online(self) -> set[int]:
         """Return the nodes that are online."""
-        if time.monotonic() - self._online[0] > LOOK:
+        if time.monotonic() - self._online[0] > ONLINE_CHECK:
             self._online = time.monotonic(), set(self._safely(self.grid.get_node_ids))
         return self._online[1]
 
@@ -59,7 +59,7 @@ class Transport:
     def collect(self, messages: Iterable[str]) -> Iterator[Arrival]:
         """Yield the answers that have arrived."""
         wanted = iter(list(messages))
-        while some := list(islice(wanted, TOGETHER)):
+        while some := list(islice(wanted, PULLED_AT_ONCE)):
             try:
                 arrived = list(self.grid.pull_messages(some))
             except Exception:  # one of several may be unreadable

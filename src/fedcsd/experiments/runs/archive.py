@@ -96,6 +96,7 @@ def read(path: Path) -> dict[str, ArchivedRun]:
 
 @lru_cache(maxsize=8)
 def _read(path: Path, modified: int) -> dict[str, ArchivedRun]:
+    """Read an archive; `modified` only keeps the cache from returning an older file."""
     table = pq.read_table(path)
     if (found := (table.schema.metadata or {}).get(b"format", b"none").decode()) != str(FORMAT):
         raise UserError(f"{path} has format {found}, and this version of fedcsd reads format {FORMAT}")
