@@ -23,6 +23,7 @@ def processor_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
+@pytest.mark.slow
 def test_help_is_quick_and_teaches() -> None:
     times = []
     for _ in range(5):

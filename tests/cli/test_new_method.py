@@ -71,6 +71,7 @@ def test_names_of_files_and_classes() -> None:
             method_text("x.py", name)
 
 
+@pytest.mark.slow
 def test_it_is_tidy_and_typed(tmp_path: Path) -> None:
     """Check the file with our ruff rules, in a folder where fedcsd is a library, and with mypy in strict mode."""
     (tmp_path / "mine.py").write_text(method_text("mine.py", "ARatherLongNameForAMethodThatDoesManyThings"))

@@ -61,6 +61,7 @@ def waited(found: Callable[[], Any]) -> Any:
     return answer
 
 
+@pytest.mark.slow
 def test_ctrl_c_while_other_processes_start_is_one_line(
     tmp_path: Path, started: Callable[..., Started]
 ) -> None:
@@ -75,6 +76,7 @@ def test_ctrl_c_while_other_processes_start_is_one_line(
     assert errors.strip().count("\n") == 0
 
 
+@pytest.mark.slow
 def test_no_process_goes_on_alone(tmp_path: Path, started: Callable[..., Started]) -> None:
     """The other process ends if the first is killed, and its run can be taken up."""
     process, other = started({})

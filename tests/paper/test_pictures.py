@@ -63,6 +63,7 @@ def test_a_picture_says_what_is_not_the_papers(
     assert caption(Report(EXHIBITS[name], Choices(scale, (0,), {}, instead), {}, {})) == told
 
 
+@pytest.mark.slow
 def test_the_line_above_a_picture_is_in_it(tmp_path: Path) -> None:
     for name in ("fig-alpha", "fig-mask", "fig1", "fig-tsne"):
         made = reproduce([name], choices(), tmp_path)[0]
@@ -70,6 +71,7 @@ def test_the_line_above_a_picture_is_in_it(tmp_path: Path) -> None:
             assert "smoke scale" in re.sub(r"<!-- | -->", " ", picture.read_text()), picture
 
 
+@pytest.mark.slow
 def test_small_differences_look_small(tmp_path: Path) -> None:
     made = reproduce(["fig-alpha"], choices(), tmp_path)[0]
     values = [result.mean for result in made.report.results]
@@ -79,6 +81,7 @@ def test_small_differences_look_small(tmp_path: Path) -> None:
     assert max(ticks) - min(ticks) >= SPAN - 1
 
 
+@pytest.mark.slow
 def test_what_pictures_show_is_in_tables_too(tmp_path: Path) -> None:
     folder = reproduce(["fig1"], choices(), tmp_path)[0].files[0].parent
     saved = json.loads((folder / "fig1.json").read_text())
@@ -96,6 +99,7 @@ def test_what_pictures_show_is_in_tables_too(tmp_path: Path) -> None:
     assert f"| {' | '.join(drifts['rows'][0])} |" in text
 
 
+@pytest.mark.slow
 def test_an_interruption_leaves_the_picture_and_its_table(tmp_path: Path) -> None:
     folder = reproduce(["fig1"], choices(), tmp_path)[0].files[0].parent
     before = (folder / "fig1.md").read_text()

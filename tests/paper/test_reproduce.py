@@ -73,6 +73,7 @@ def make(out: Path) -> Callable[..., Made]:
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EXHIBITS)
 def test_every_name_at_smoke_scale(name: str, make: Callable[..., Made]) -> None:
     figure = EXHIBITS[name].figure
@@ -111,6 +112,7 @@ def test_every_name_at_smoke_scale(name: str, make: Callable[..., Made]) -> None
     assert {line["difference"] for line in lines} == {""}  # of models that have hardly learned anything
 
 
+@pytest.mark.slow
 def test_the_second_call_trains_nothing_and_tables_share_runs(make: Callable[..., Made], out: Path) -> None:
     make("table3")
     again = Counted()
@@ -236,6 +238,7 @@ def test_points_are_as_many_as_runs(tmp_path: Path) -> None:
     assert len(points) == len(runs)
 
 
+@pytest.mark.slow
 def test_an_interruption_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
     counted = Counted(when=3)
     with pytest.raises(
@@ -256,6 +259,7 @@ def test_an_interruption_goes_on_to_the_same_numbers(tmp_path: Path) -> None:
     assert [r.values for r in cut.report.results] == [r.values for r in whole.report.results]
 
 
+@pytest.mark.slow
 def test_ctrl_c_and_several_processes(tmp_path: Path, fedcsd: Fedcsd) -> None:
     arguments = ["reproduce", "table4", "--scale", "smoke", *STAND_IN, "--workers", "1", "--out", "p"]
     command = [sys.executable, "-m", "fedcsd", *arguments, "--rounds", "500"]
@@ -279,6 +283,7 @@ def test_ctrl_c_and_several_processes(tmp_path: Path, fedcsd: Fedcsd) -> None:
     assert "6 runs, 0 to train" in again.stdout
 
 
+@pytest.mark.slow
 def test_domains_and_pools_of_office_caltech(tmp_path: Path) -> None:
     """With a folder like Office-Caltech-10, columns are domains, both pools are trained, and the nearer one is named."""
     random = np.random.default_rng(0)
