@@ -151,11 +151,15 @@ def show_notes() -> None:
 
 
 def nearest(name: object, known: Iterable[str]) -> str:
-    """Return the known names that are most like this one as "a or b", or "" if none is."""
+    """Return the one or two known names that are most like this one as "a or b".
+
+    Return "" if none is like it, or if three are: then all names are the better hint.
+    """
     by_lower, word = {k.lower(): k for k in sorted(known)}, str(name).lower()
     near = get_close_matches(word, by_lower, n=3, cutoff=0.55)
     ratios = [SequenceMatcher(None, k, word).ratio() for k in near]
-    return " or ".join(by_lower[k] for k, r in zip(near, ratios, strict=True) if r > ratios[0] - 0.1)
+    near = [k for k, ratio in zip(near, ratios, strict=True) if ratio > ratios[0] - 0.1]
+    return " or ".join(by_lower[k] for k in near) if len(near) < 3 else ""
 
 
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
@@ -184,13 +188,13 @@ def no_run(path: Path, *, to_train: bool = True) -> UserError:
     if path.parent.is_file():
         return UserError(f"{path.parent} is an archive: it has no weights of its runs")
     configs = sorted(path.glob("*/config.toml")) or sorted(path.glob("*/*/config.toml"))
-    names = [f"name one, such as {configs[0].parent}"] if configs else []
+    names = [f"name one of its runs, such as {configs[0].parent}"] if configs else []
     if any((path / name).exists() for name in ("comparison.json", "planned.json")):
         again = "the same `fedcsd compare` goes on with it, with more --rounds if you like"
         return UserError(
             f"{path} holds a comparison: {'; '.join([*names, *[again] * (to_train or not names)])}"
         )
     if configs:
-        return UserError(f"{path} holds no run, but some are below it: {names[0]}")
+        return UserError(f"{path} holds no run, but some are below it: name one, such as {configs[0].parent}")
     why = "it has no config.toml" if path.exists() else "it does not exist"
     return UserError(f"{path} holds no run ({why})")
