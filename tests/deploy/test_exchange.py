@@ -15,8 +15,9 @@ from fedcsd.methods import methods
 from helpers.deployments import same_bits, simulated
 from helpers.loop import LoopGrid, deployed
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 @pytest.mark.parametrize("method", methods.names)
 def test_every_method_comes_to_the_simulators_weights(method: str, tmp_path: Path) -> None:
     out = tmp_path / "run"

@@ -13,6 +13,8 @@ from fedcsd.deploy.wire import MAIN, parcel_of
 from fedcsd.experiments.runs.run_folder import RunDirectory
 from helpers.loop import LoopGrid, deployed
 
+pytestmark = pytest.mark.slow
+
 
 class Witness:
     """A mod outside of the others that measures the distance between sent and returned weights."""

@@ -21,6 +21,8 @@ from fedcsd.experiments.runs.run_folder import RunDirectory
 from helpers.loop import LoopGrid, deployed, of_sites
 from helpers.program import Fedcsd
 
+pytestmark = pytest.mark.slow
+
 SIZES = {"berlin": 40, "aachen": 25, "celle": 60}
 
 

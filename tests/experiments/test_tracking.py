@@ -99,6 +99,7 @@ def test_both_have_every_round_once_after_a_resume_and_change_nothing(tmp_path: 
     assert not (path / "tensorboard").exists()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_lost_does_not_end_the_training(
     tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -179,6 +179,7 @@ def test_resume_in_the_middle_is_bit_for_bit(name: str) -> None:
     }
 
 
+@pytest.mark.slow
 @every_method
 def test_one_worker_or_two_or_none_gives_the_same(name: str) -> None:
     settings: dict[str, Any] = {"clients": 5, "min_samples": 2, "batch_size": 16, "epochs": 1, "rounds": 3}

@@ -112,6 +112,7 @@ class Contrast(FedAvg):
         return super().loss(batch) + 0.1 * near.pow(2).mean() - 0.01 * apart.pow(2).mean()
 
 
+@pytest.mark.slow
 def test_weights_made_at_clients_are_told_apart_on_any_number_of_workers(tmp_path: Path) -> None:
     settings = {"data": blobs(), "clients": 6, "min_samples": 2, "epochs": 1, "method": Contrast()}
     runs = [fedcsd.run(rounds=4, workers=w, **settings) for w in (1, 2, 6)]
@@ -207,6 +208,7 @@ def test_a_method_can_be_given_as_a_class_and_nothing_else() -> None:
             run_once(wrong)
 
 
+@pytest.mark.slow
 def test_own_methods_models_and_data_can_be_compared() -> None:
     result = fedcsd.compare(
         {"plain": "fedavg", "mine": Sticky(pull=0.5), "csd": {"name": "fedcsd", "mu": 0.1}},

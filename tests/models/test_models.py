@@ -134,6 +134,7 @@ def without_gradient(network: Network) -> list[str]:
     return [n for n, g in network.layout.split(whole).items() if n in trained and not g.any()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "shape", "features"), EVERY)
 def test_one_sample_trains_and_gradients_reach_every_parameter(
     make: Make, shape: tuple[int, ...], features: int

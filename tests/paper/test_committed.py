@@ -30,6 +30,7 @@ def test_archives_have_whole_runs(path: Path) -> None:
         assert len(run.history()) == rounds
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("study", ["cifar100-resnet50", "office-62"])
 def test_tables_are_made_again(study: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -27,8 +27,9 @@ from fedcsd.weights import Values, Weights
 from helpers.federations import blobs, small
 from helpers.program import TESTS
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_one_two_and_five_workers_give_the_same_bytes(tmp_path: Path) -> None:
     for workers in (1, 2, 5):
         fedcsd.run(
@@ -126,7 +127,6 @@ def test_replies_left_over_from_a_request_given_up_are_ignored(clients: int) -> 
         backend.close()
 
 
-@pytest.mark.slow
 def test_spawned_workers_do_the_same_as_forked_ones() -> None:
     """Processes that cannot be forked are started anew and are sent all that they need."""
     experiment = small(fedcsd.FedCSD())
@@ -152,7 +152,6 @@ class Keeping(FedAvg):
         return {"sum": kept.double().sum()}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_large_messages_to_lanes_that_are_busy(start: str) -> None:
     experiment = small(Keeping(), clients=24, partition="iid")
@@ -196,7 +195,6 @@ def test_after_a_gpu_was_used_workers_are_not_forked(monkeypatch: pytest.MonkeyP
         LocalBackend(experiment.worker(), experiment.network.layout, 1)
 
 
-@pytest.mark.slow
 def test_lanes_end_with_their_parent(tmp_path: Path) -> None:
     """kill -9 on the main process leaves no worker behind, not even one that is training."""
     import subprocess

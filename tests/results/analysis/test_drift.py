@@ -104,6 +104,7 @@ def test_numbers_of_one_epoch_by_numpy() -> None:
     assert found.accuracy == pytest.approx(run.accuracy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [*drift.PAPER, "moon", "scaffold", "fedcsd:authors"])
 @pytest.mark.parametrize("model", [network, with_dropout, with_norm])
 def test_looking_on_changes_no_bit(method: str, model: Any) -> None:

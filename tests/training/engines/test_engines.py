@@ -26,12 +26,14 @@ from helpers.engines import Enclosed, Wrong, assigning, close, experiment, pictu
 from helpers.federations import blobs, small
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", methods.names)
 def test_stacked_clients_train_as_they_do_one_by_one(name: str) -> None:
     method = methods.load(name)()
     close(trained(experiment(method), "eager"), trained(experiment(method), "stacked"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["fedavg", "scaffold", "label_smoothing", "fedcsd", "fedgkd", "feature_distillation"]
 )
