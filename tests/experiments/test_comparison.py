@@ -318,7 +318,7 @@ def test_divergence_from_the_command_line(fedcsd: Fedcsd, tmp_path: Path) -> Non
     assert first.returncode == 0, first.stderr
     assert "fedcsd:mu=1e30 seed 0: diverged in round 1  1 more run" in first.stdout
     assert "│ diverged (round 1)" in first.stdout
-    assert "`fedcsd resume` on its folder" in first.stdout
+    assert "To continue a diverged run: `fedcsd resume RUN --lr …`" in first.stdout
     assert fedcsd("show", "c").stdout in first.stdout
     shown = fedcsd("show", "c/fedcsd-mu=1e30-seed0")
     assert shown.returncode == 0
