@@ -54,8 +54,8 @@ class Stack:
         self.width, self.shared = width, shared
         self.network, self.images, self.live = task.network, task.images, task.live
         layout, size = self.network.layout, settings.batch_size
-        self.flat = self.network.flat.new_zeros(width, layout.size)
-        self.parameters = self.flat[:, : layout.trainable]
+        self.parameters = self.network.flat.new_zeros(width, layout.trainable)
+        self.others = self.network.flat.new_zeros(width, layout.size - layout.trainable)
         self.momentum = torch.zeros_like(self.parameters)
         steps = settings.epochs * -(-max(sizes) // size)
         self.order = torch.zeros(width, steps, size, dtype=torch.int64, device=device)
@@ -80,9 +80,10 @@ class Stack:
         device, used = tasks[0].device, len(tasks)
         first = tasks[0].weights
         if all(task.weights.token == first.token for task in tasks):
-            self.flat[:used] = first.flat
+            self.parameters[:used], self.others[:used] = first.parameters, first.others
         else:
-            torch.stack([task.weights.flat for task in tasks], out=self.flat[:used])
+            torch.stack([task.weights.parameters for task in tasks], out=self.parameters[:used])
+            torch.stack([task.weights.others for task in tasks], out=self.others[:used])
         self.momentum.zero_()
         steps = schedule.order.shape[1]
         self.counts.zero_()
@@ -164,7 +165,7 @@ class Stack:
             grad(self._loss_of_one, has_aux=True), in_dims=(0, 0, 0, 0, 0, dims, 0), randomness="error"
         )
         gradients, sums = every(
-            vmap(self.network.layout.split)(self.flat[:rows]),
+            self._named(rows),
             images.view(rows, size, *images.shape[1:]),
             self.images.labels[which],
             part,
@@ -197,6 +198,21 @@ class Stack:
 
     def _trained(self) -> list[str]:
         return [name for name, p in self.network.module.named_parameters() if p.requires_grad]
+
+    def _named(self, rows: int) -> dict[str, Tensor]:
+        """Return the model's tensors by name, each with a row for each client."""
+        layout = self.network.layout
+        named, start = {}, 0
+        for name, shape in zip(layout.names, layout.shapes, strict=True):
+            size = int(np.prod(shape, dtype=np.int64))
+            source, at = (
+                (self.parameters, start)
+                if start < layout.trainable
+                else (self.others, start - layout.trainable)
+            )
+            named[name] = source[:rows, at : at + size].view(rows, *shape)
+            start += size
+        return named
 
     def capture(self, rows: int, pool: Any) -> None:
         """Record the graph of a step of so many clients."""

@@ -81,7 +81,7 @@ class Stacked:
 
     def _results(self, stack: Stack, tasks: Sequence[Task], schedule: Schedule) -> list[Trained]:
         used = len(tasks)
-        flat = stack.flat[:used].clone()
+        flat = torch.cat([stack.parameters[:used], stack.others[:used]], dim=1)
         finite = flat.isfinite().all(1).double()
         *totals, whole = torch.stack([*(t[:used] for t in stack.sums.values()), finite]).tolist()
         results = []
